@@ -183,7 +183,7 @@ def test_an_answer_that_cannot_be_kept_to_its_schema_fails_and_is_free(
         ask()
 
     assert caught.value.code == "engine_error"
-    assert "could not be kept to its schema" in caught.value.message
+    assert "could not be constrained to its schema" in caught.value.message
     assert caller.http.get("/v1/balance").json() == before
     assert stack.findings() == []
 

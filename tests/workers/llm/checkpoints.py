@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of every proven family, made on the spot, and what they should say."""
+"""Creates tiny random checkpoints of every supported family, with reference answers."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ TEXT = "the quick brown fox jumps over a lazy dog and counts to 0123456789 äö�
 
 @dataclass(frozen=True)
 class Style:
-    """How a family marks its turns: tokens of their own, and a template that writes them."""
+    """How a family marks its turns: dedicated tokens, and a template that writes them."""
 
     special: tuple[str, ...]
     added: tuple[str, ...]
-    """In the vocabulary as one token each, but not special."""
+    """Tokens of the vocabulary that are not special."""
     template: str
 
 
@@ -91,7 +91,7 @@ _TURNS = (
     "{%- if m.name %}{{ ' by ' + m.name }}{% endif %}{{- END }}{% endfor %}"
     "{%- if add_generation_prompt %}{{- BEGIN + 'assistant' + END_OF_ROLE }}{% endif %}"
 )
-_TOLD = "{%- for t in tools or [] %}{{ t | tojson(indent=4) + '\\n\\n' }}{% endfor %}"
+_TOOLS = "{%- for t in tools or [] %}{{ t | tojson(indent=4) + '\\n\\n' }}{% endfor %}"
 
 
 def _turns(begin: str, end_of_role: str, end: str) -> str:
@@ -107,7 +107,7 @@ STYLES = {
         ),
         (),
         "{{- '<|begin_of_text|>' }}"
-        + _TOLD
+        + _TOOLS
         + '{%- if tools %}{{ \'Call with {"name": , "parameters": }\' }}{% endif %}'
         + _turns("<|start_header_id|>", "<|end_header_id|>\\n\\n", "<|eot_id|>"),
     ),
@@ -138,7 +138,7 @@ STYLES = {
     "phi3": Style(
         ("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>"),
         (),
-        _TOLD
+        _TOOLS
         + "{%- for m in messages %}{{- '<|' + m.role + '|>\\n' + m.content }}"
         + "{%- for c in m.tool_calls or [] %}{{- c.function | tojson }}{% endfor %}"
         + "{%- if m.name %}{{- ' ' + m.name }}{% endif %}{{- '<|end|>\\n' }}{% endfor %}"
@@ -147,7 +147,7 @@ STYLES = {
     "gemma3": Style(
         ("<bos>", "<start_of_turn>", "<end_of_turn>"),
         ("\n\n", "<b>", "</b>"),
-        "{{- '<bos>' }}" + _TOLD + _turns("<start_of_turn>", "\\n", "<end_of_turn>\\n"),
+        "{{- '<bos>' }}" + _TOOLS + _turns("<start_of_turn>", "\\n", "<end_of_turn>\\n"),
     ),
 }
 
@@ -192,7 +192,7 @@ def make_model(family: str, vocabulary: int, **changes: Any) -> Any:
 
 
 def make_tokenizer(template: str | None = TEMPLATE, *, alphabet: bool = True) -> Any:
-    """Train a byte-level tokenizer on a sentence; without ``alphabet`` it can say no more."""
+    """Train a byte-level tokenizer on a sentence; without ``alphabet`` it has no other bytes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -209,7 +209,7 @@ def make_tokenizer(template: str | None = TEMPLATE, *, alphabet: bool = True) ->
 
 
 def make_marked_tokenizer(family: str, *, special_calls: bool = False) -> Any:
-    """A tokenizer in which the marks of a family are one token each, as in those published."""
+    """Create a tokenizer in which a family's markers are one token each, as in published ones."""
     style = STYLES[family]
     tokenizer = make_tokenizer(style.template)
     special = [*style.special, *(text for text in style.added if special_calls)]
@@ -232,7 +232,7 @@ def make_checkpoint(
     tokenizer: Any = None,
     **changes: Any,
 ) -> Path:
-    """Write a random model, its configuration changed as asked, with a tokenizer."""
+    """Write a random model, with ``changes`` to its configuration, and a tokenizer."""
     wrapped = tokenizer or make_tokenizer(template)
     torch.manual_seed(7)
     model = make_model(family, len(wrapped), **changes)
@@ -263,14 +263,14 @@ def make_engine(path: Path, **options: Any) -> LlmEngine:
 
 
 class Reference:
-    """The library's own greedy generation, without any engine of ours."""
+    """The library's own greedy generation, without the engine."""
 
     def __init__(self, path: Path) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(path)
         self._model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
     def generate(self, content: str, tokens: int) -> tuple[int, int, str]:
-        """Return how many tokens went in and came out, and the text."""
+        """Return the numbers of input and output tokens, and the text."""
         ids = self._prompt(content)
         out = self._model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False
@@ -278,16 +278,16 @@ class Reference:
         return ids.shape[1], len(out), self.tokenizer.decode(out, skip_special_tokens=True)
 
     def continue_text(self, text: str, tokens: int) -> str:
-        """What comes after a text that is no conversation."""
+        """Continue a raw prompt."""
         ids = self.tokenizer(text, return_tensors="pt").input_ids
         out = self._model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False
         )
-        said: str = self.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
-        return said
+        continuation: str = self.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+        return continuation
 
     def logprobs(self, content: str) -> torch.Tensor:
-        """Log-probabilities ``(vocabulary,)`` of the first token of the answer."""
+        """Return the log probabilities ``(vocabulary,)`` of the answer's first token."""
         with torch.inference_mode():
             logits: torch.Tensor = self._model(self._prompt(content)).logits[0, -1]
         return torch.log_softmax(logits, dim=-1)

@@ -25,7 +25,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture
 def thread_count() -> Iterator[Callable[[int], None]]:
-    """Sets torch's number of threads, for this test only."""
+    """Set torch's number of threads, for this test only."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)

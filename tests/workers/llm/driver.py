@@ -1,4 +1,4 @@
-"""Steps an engine as the loop does, and keeps what it reports."""
+"""Steps an engine as the step loop does, and collects its events and outcomes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def job(name: str, content: str, *, stream: bool = True, role: str = "user", **c
 
 
 class Clock:
-    """A phase clock that only remembers which phases there were."""
+    """A phase clock that only records the names of the phases."""
 
     def __init__(self) -> None:
         self.phases: list[Phase] = []
@@ -51,7 +51,7 @@ class Clock:
 
 
 class Driver:
-    """Steps an engine; when memory runs out, costs the youngest request its place."""
+    """Steps an engine; when memory runs out, ends the youngest request."""
 
     def __init__(self, engine: LlmEngine) -> None:
         self.engine = engine
@@ -79,9 +79,9 @@ class Driver:
             self._end(id, outcome)
         return report.weights
 
-    def text(self, place: str) -> str:
-        """What was streamed of one choice, named ``request/index``."""
-        return "".join(event.text for event in self.events.get(place, ()))
+    def text(self, choice: str) -> str:
+        """Return the streamed text of one choice, named ``request/index``."""
+        return "".join(event.text for event in self.events.get(choice, ()))
 
     def finish(self, *names: str) -> None:
         for _ in range(600):
@@ -105,7 +105,7 @@ def run_alone(engine: LlmEngine, wanted: Job) -> Outcome:
 
 
 def choices(outcome: Outcome) -> list[dict[str, Any]]:
-    """The choices as they cross the wire, log-probabilities to the last bit."""
+    """Return the choices as they are sent, with log probabilities to the last bit."""
     assert isinstance(outcome, Completed | Cancelled), outcome
     found: list[dict[str, Any]] = msgspec.to_builtins(outcome.output["choices"])
     return found

@@ -1,4 +1,4 @@
-"""What is shown of an answer as it grows: text up to a stop string, and its log-probabilities."""
+"""What is emitted of a growing answer: text up to a stop string, and its log probabilities."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VOCABULARY = Vocabulary(make_tokenizer(), size=320, end_tokens=frozenset({END}))
 WORDS = [
     token
     for token in range(5, 320)
-    if (text := VOCABULARY.show(token)).strip().isalpha() and text.isascii()
+    if (text := VOCABULARY.token_text(token)).strip().isalpha() and text.isascii()
 ]
 
 
@@ -28,10 +28,8 @@ def _answer(stop: Sequence[str] = (), *, limit: int = 100) -> ChoiceState:
 
 
 @given(st.lists(st.sampled_from(WORDS), min_size=1, max_size=30), st.data())
-def test_logprobs_are_shown_with_the_text_that_they_belong_to(
-    tokens: list[int], data: st.DataObject
-) -> None:
-    texts = [VOCABULARY.show(token) for token in tokens]
+def test_logprobs_are_emitted_with_their_text(tokens: list[int], data: st.DataObject) -> None:
+    texts = [VOCABULARY.token_text(token) for token in tokens]
     whole = "".join(texts)
     places = st.tuples(st.integers(0, len(whole) - 1), st.integers(1, 8))
     stops = [whole[a : a + size] for a, size in data.draw(st.lists(places, max_size=2))]
@@ -54,9 +52,9 @@ def test_logprobs_are_shown_with_the_text_that_they_belong_to(
     assert len(answer.choice().logprobs or ()) == logprobs
 
 
-def test_what_was_held_back_is_shown_at_the_end() -> None:
+def test_withheld_text_is_emitted_at_the_end() -> None:
     first, second = WORDS[:2]
-    begin = VOCABULARY.show(first) + VOCABULARY.show(second)
+    begin = VOCABULARY.token_text(first) + VOCABULARY.token_text(second)
     answer = _answer([begin + "!"])
     assert answer.add(SampledToken(first, -1.0)).text == ""
     assert answer.add(SampledToken(second, -2.0)).logprobs == ()
@@ -67,8 +65,8 @@ def test_what_was_held_back_is_shown_at_the_end() -> None:
     assert [one.logprob for one in last.logprobs or ()] == [-1.0, -2.0]
 
 
-def test_a_limit_ends_an_answer_unless_a_stop_string_did() -> None:
-    word = VOCABULARY.show(WORDS[0])
+def test_stop_string_takes_precedence_over_the_limit() -> None:
+    word = VOCABULARY.token_text(WORDS[0])
     plain, stopped = _answer(limit=1), _answer([word], limit=1)
 
     assert plain.add(SampledToken(WORDS[0], -1.0)).finish_reason == "length"

@@ -1,7 +1,7 @@
-"""In whichever row a sequence is, in whichever blocks, beside whomever: its attention is the same.
+"""Attention of a sequence is the same in any row, in any blocks and beside any others.
 
-Torch's variable-length attention runs on CUDA only; here a few lines that do the same sums stand in
-for it, so that what it is told about blocks, lengths and masks is checked as well.
+Torch's variable-length attention runs on CUDA only. A few lines that compute the same stand in for
+it here, so that its arguments (blocks, lengths, masks) are checked as well.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def read_in_place(
     longest_past: int,
     **given: Any,
 ) -> torch.Tensor:
-    """Attention by its definition: each sequence to the past that its blocks hold."""
+    """Compute attention by its definition: each sequence to the past in its blocks."""
     assert (given["window_size"], given["enable_gqa"]) == ((-1, 0), True)
     assert {ends.dtype, given["seqused_k"].dtype, given["block_table"].dtype} == {torch.int32}
     out = torch.zeros_like(query)
@@ -87,7 +87,7 @@ def _caches(shape: CacheShape) -> list[GatherCache | VarlenCache]:
 
 @pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 3, 32), (4, 4, 16), (14, 2, 64)])
-def test_sequences_in_scattered_blocks_are_each_attended_to_as_if_alone(
+def test_attention_over_scattered_blocks_equals_that_of_each_sequence_alone(
     kind: int, heads: int, kv_heads: int, head_dim: int
 ) -> None:
     cache = _caches(_shape(kv_heads=kv_heads, head_dim=head_dim))[kind]
@@ -107,13 +107,13 @@ def test_sequences_in_scattered_blocks_are_each_attended_to_as_if_alone(
                 attended, expected[number][:, start : start + 16], atol=1e-5, rtol=1e-5
             )
 
-    # Two rows of one and three tokens, a last piece of 7, and padding, all in one step.
+    # Two rows of one and three tokens, a last chunk of 7, and padding, all in one step.
     rows = [SequenceInput(range(1), 48, tables[1]), SequenceInput(range(1), 32, tables[2])]
     rows = [SequenceInput(range(3), 48, tables[1]), rows[1]]
     pieces = [SequenceInput(range(16), 16, tables[0]), SequenceInput(range(7), 32, tables[0])]
     layout = cache.lay_out(rows, 3, pieces, 3)
 
-    def lie(parts: int) -> torch.Tensor:
+    def concatenated(parts: int) -> torch.Tensor:
         spare = torch.zeros(1, whole[0][parts].shape[1], 1, head_dim)
         return torch.cat(
             [
@@ -127,14 +127,14 @@ def test_sequences_in_scattered_blocks_are_each_attended_to_as_if_alone(
         )
 
     cache.begin(layout)
-    attended = cache.attend(0, lie(0), lie(1), lie(2), None)
+    attended = cache.attend(0, *map(concatenated, range(3)), None)
 
-    for there, wanted in (
+    for actual, wanted in (
         (attended[:, :3], expected[1][:, 48:51]),
         (attended[:, 3:4], expected[2][:, 32:33]),
         (attended[:, 6:29], expected[0][:, 16:39]),
     ):
-        torch.testing.assert_close(there, wanted, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -167,7 +167,7 @@ def test_every_row_and_column_computes_the_same_bits(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_wider_window_leaves_the_bits_as_they_are(dtype: torch.dtype) -> None:
+def test_wider_window_does_not_change_the_bits(dtype: torch.dtype) -> None:
     shape = _shape(blocks=80, size=64, dtype=dtype)
     cache = GatherCache(shape, CPU)
     generator = torch.Generator().manual_seed(2)
@@ -193,14 +193,14 @@ def test_a_wider_window_leaves_the_bits_as_they_are(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("kind", [0, 1])
-def test_blocks_are_copied_and_blanked(kind: int) -> None:
+def test_blocks_are_copied_and_zeroed(kind: int) -> None:
     cache = _caches(_shape(size=8))[kind]
     parts = _past(13, 2, 2, 32, 3)
     for start, stop in ((0, 8), (8, 12)):
         piece = SequenceInput(range(stop - start), start, [1, 2])
         cache.begin(cache.lay_out([], 0, [piece], 0))
         cache.attend(0, *(part[:, :, start:stop] for part in parts), None)
-    cache.copy([(2, 4)])
+    cache.copy_blocks([(2, 4)])
     cache.zero_blocks([2])
 
     answers = []
@@ -212,7 +212,7 @@ def test_blocks_are_copied_and_blanked(kind: int) -> None:
     assert not torch.allclose(answers[1], answers[0])
 
 
-def test_no_kernel_is_chosen_where_there_is_none() -> None:
+def test_varlen_attention_is_used_only_where_supported() -> None:
     assert find_attention(CPU, torch.bfloat16) is None
     assert find_attention(torch.device("cuda"), torch.float32) is None
     assert find_attention(torch.device("cuda"), torch.bfloat16) is not None

@@ -1,4 +1,4 @@
-"""The ways of other devices, walked on this one: forwards kept apart, blocks read in place."""
+"""The code paths of other devices, run on a CPU: separate forwards, blocks read in place."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Checkpoint = Callable[[str], Path]
 
 
 def _record(run: Run) -> Run:
-    """As a graph: what it was recorded on is where the numbers must be, and are."""
+    """Behave like a CUDA graph: read and write the recorded tensors."""
     out = run()
 
     def replay() -> torch.Tensor:
@@ -36,7 +36,7 @@ def _record(run: Run) -> Run:
 
 @pytest.fixture(params=["apart", "in place", "apart and in place"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """``apart``: as where products depend on the number of rows. ``in place``: as on CUDA."""
+    """``apart``: as if products depended on the number of rows. ``in place``: as on CUDA."""
     if "apart" in request.param:
         monkeypatch.setattr(Decoder, "_is_invariant", lambda _: False)
     if "in place" in request.param:
@@ -51,11 +51,11 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_answers_are_those_of_generate(way: str, family: str, checkpoint: Checkpoint) -> None:
+def test_answers_equal_those_of_generate(way: str, family: str, checkpoint: Checkpoint) -> None:
     path = checkpoint(family)
     engine, reference = make_engine(path), Reference(path)
     if "apart" in way:
-        assert not engine._there.decoder.together
+        assert not engine._model.decoder.one_forward
     driver = Driver(engine)
 
     for number, question in enumerate(QUESTIONS[:4]):
@@ -63,16 +63,18 @@ def test_answers_are_those_of_generate(way: str, family: str, checkpoint: Checkp
         driver.step()
     driver.finish("r0", "r1", "r2", "r3")
 
-    # Where products depend on the number of rows, as on some CPUs, all ways are apart.
-    decoder = engine._there.decoder
-    assert (decoder._graph is not None) == ("in place" in way and not decoder.together)
+    # If products depend on the number of rows, as on some CPUs, forwards are always separate.
+    decoder = engine._model.decoder
+    assert (decoder._graph is not None) == ("in place" in way and not decoder.one_forward)
     for number, question in enumerate(QUESTIONS[:4]):
         expected = reference.generate(question, 12 + number)[2]
         assert texts(driver.outcomes[f"r{number}"]) == [expected]
 
 
 @pytest.mark.parametrize("speculation", [None, {"method": "lookup", "tokens": 3}])
-def test_who_else_runs_does_not_matter(way: str, speculation: Any, checkpoint: Checkpoint) -> None:
+def test_answers_do_not_depend_on_other_requests(
+    way: str, speculation: Any, checkpoint: Checkpoint
+) -> None:
     if way == "in place":
         pytest.skip("only a CPU runs a step in one forward, and reads no blocks in place")
     engine = make_engine(checkpoint("qwen3"), speculation=speculation, cache_tokens=14 * 64)
@@ -101,7 +103,7 @@ def test_who_else_runs_does_not_matter(way: str, speculation: Any, checkpoint: C
     assert {name: choices(outcome) for name, outcome in driver.outcomes.items()} == alone
 
 
-def test_a_recording_that_gives_other_numbers_is_not_used(
+def test_recording_with_another_result_is_not_used(
     monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint
 ) -> None:
     monkeypatch.setattr(Decoder, "_is_invariant", lambda _: False)
@@ -117,4 +119,4 @@ def test_a_recording_that_gives_other_numbers_is_not_used(
     outcome = run_alone(engine, job("a", QUESTIONS[0]))
 
     assert texts(outcome) == [Reference(path).generate(QUESTIONS[0], 12)[2]]
-    assert engine._there.decoder._graph is None
+    assert engine._model.decoder._graph is None

@@ -1,4 +1,4 @@
-"""The engine answers as the model alone would, whoever else is running."""
+"""The engine gives the same answers as the model alone, whatever else is running."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ QUESTIONS = (
     "the quick brown fox jumps over a lazy dog and counts to 0123456789 " * 2,
 )
 LONG = "the quick brown fox jumps over a lazy dog and counts to 0123456789. " * 110
-"""More tokens than are read of prompts in one step."""
+"""More tokens than one step prefills."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_answers_are_those_of_generate(family: str, checkpoint: Checkpoint) -> None:
+def test_greedy_answers_equal_those_of_generate(family: str, checkpoint: Checkpoint) -> None:
     path = checkpoint(family)
     engine, reference = make_engine(path), Reference(path)
 
@@ -44,7 +44,7 @@ def test_greedy_answers_are_those_of_generate(family: str, checkpoint: Checkpoin
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_answers_in_a_batch_are_those_of_generate(
+def test_greedy_answers_in_a_batch_equal_those_of_generate(
     family: str, checkpoint: Checkpoint
 ) -> None:
     path = checkpoint(family)
@@ -82,7 +82,7 @@ def test_greedy_answers_in_a_batch_are_those_of_generate(
         (5, "qwen2", 6, "float32"),
     ],
 )
-def test_answers_are_the_same_to_the_last_bit_whoever_else_runs(
+def test_answers_are_batch_invariant_to_the_last_bit(
     seed: int, family: str, slots: int, dtype: str, checkpoint: Checkpoint
 ) -> None:
     engine = make_engine(checkpoint(family), slots=slots, dtype=dtype)
@@ -122,7 +122,7 @@ def test_answers_are_the_same_to_the_last_bit_whoever_else_runs(
             assert choices(outcome) == alone[wanted.request_id]
 
 
-def test_several_choices_are_what_their_seeds_say_alone(checkpoint: Checkpoint) -> None:
+def test_each_choice_equals_a_request_with_its_seed(checkpoint: Checkpoint) -> None:
     engine = make_engine(checkpoint("qwen3"))
 
     together = run_alone(engine, job("a", QUESTIONS[0], n=3, seed=7, temperature=1.0))
@@ -137,7 +137,7 @@ def test_several_choices_are_what_their_seeds_say_alone(checkpoint: Checkpoint) 
     assert together.usage.output_tokens == 36
 
 
-def test_events_tell_the_same_as_the_outcome(checkpoint: Checkpoint) -> None:
+def test_events_add_up_to_the_outcome(checkpoint: Checkpoint) -> None:
     driver = Driver(make_engine(checkpoint("qwen3")))
     asked = {"n": 2, "temperature": 1.0, "max_tokens": 40, "seed": 3, "logprobs": True}
     driver.admit(job("a", QUESTIONS[3], stop=["the", "o"], **asked))
@@ -157,7 +157,7 @@ def test_events_tell_the_same_as_the_outcome(checkpoint: Checkpoint) -> None:
         assert events[-1].finish_reason == choice.finish_reason
 
 
-def test_a_long_prompt_is_read_in_pieces_and_answered_as_by_generate(
+def test_long_prompt_is_prefilled_in_chunks_and_answered_as_by_generate(
     checkpoint: Checkpoint,
 ) -> None:
     path = checkpoint("llama")
@@ -175,10 +175,10 @@ def test_a_long_prompt_is_read_in_pieces_and_answered_as_by_generate(
     assert top == pytest.approx(reference.logprobs(LONG).topk(5).values.tolist(), abs=1e-5)
 
 
-def test_it_does_not_matter_which_slot_a_request_has(
+def test_answers_do_not_depend_on_the_slot(
     checkpoint: Checkpoint, thread_count: Callable[[int], None]
 ) -> None:
-    # With two threads the rows of a matrix product are not all computed alike, unless they are a
+    # With two threads the rows of a matrix product are computed alike only if their number is a
     # multiple of four.
     thread_count(2)
     driver = Driver(make_engine(checkpoint("qwen3"), slots=5, threads=2))
@@ -188,11 +188,11 @@ def test_it_does_not_matter_which_slot_a_request_has(
 
     driver.finish(*names)
 
-    said = [choices(driver.outcomes[name]) for name in names]
-    assert said == [said[0]] * 5
+    found = [choices(driver.outcomes[name]) for name in names]
+    assert found == [found[0]] * 5
 
 
-def test_answers_go_on_while_a_long_prompt_is_read(checkpoint: Checkpoint) -> None:
+def test_decoding_continues_while_a_long_prompt_is_prefilled(checkpoint: Checkpoint) -> None:
     driver = Driver(make_engine(checkpoint("qwen3"), prefix_cache=False))
     long = job("long", LONG, n=2, seed=3, logprobs=True, top_logprobs=3)
     alone = choices(run_alone(driver.engine, long))
@@ -202,7 +202,7 @@ def test_answers_go_on_while_a_long_prompt_is_read(checkpoint: Checkpoint) -> No
 
     weights = driver.step()
 
-    # Pieces of 64 tokens, as many as leave room for the other's next token.
+    # As many chunks of 64 tokens as leave room for the other sequence's next token.
     assert weights == {"short": 1.0, "long": 1984.0}
     assert len(driver.events["short/0"]) == 2
     assert "long/0" not in driver.events
@@ -210,7 +210,7 @@ def test_answers_go_on_while_a_long_prompt_is_read(checkpoint: Checkpoint) -> No
     assert choices(driver.outcomes["long"]) == alone
 
 
-def test_a_request_cancelled_while_its_prompt_is_read_used_what_was_read(
+def test_request_cancelled_during_prefill_is_billed_for_the_prefilled_tokens(
     checkpoint: Checkpoint,
 ) -> None:
     driver = Driver(make_engine(checkpoint("qwen3")))
@@ -226,7 +226,7 @@ def test_a_request_cancelled_while_its_prompt_is_read_used_what_was_read(
     assert (outcome.usage.input_tokens, outcome.usage.output_tokens) == (2048, 0)
 
 
-def test_a_full_engine_lets_newcomers_wait(checkpoint: Checkpoint) -> None:
+def test_full_engine_lets_new_requests_wait(checkpoint: Checkpoint) -> None:
     driver = Driver(make_engine(checkpoint("llama"), slots=2))
     driver.admit(job("a", "the", max_tokens=3))
     driver.admit(job("b", "fox", max_tokens=3))
@@ -243,7 +243,7 @@ def test_a_full_engine_lets_newcomers_wait(checkpoint: Checkpoint) -> None:
     driver.finish("c", "d", "e")
 
 
-def test_a_cancelled_request_leaves_within_one_step(checkpoint: Checkpoint) -> None:
+def test_cancelled_request_ends_within_one_step(checkpoint: Checkpoint) -> None:
     driver = Driver(make_engine(checkpoint("llama"), slots=2))
     driver.admit(job("a", "the quick", max_tokens=100))
     driver.admit(job("b", "brown fox", max_tokens=6))
@@ -262,7 +262,7 @@ def test_a_cancelled_request_leaves_within_one_step(checkpoint: Checkpoint) -> N
     driver.finish("b", "c")
 
 
-def test_an_answer_ends_at_its_limit_and_where_the_context_does(checkpoint: Checkpoint) -> None:
+def test_answer_ends_at_its_limit_and_at_the_end_of_the_context(checkpoint: Checkpoint) -> None:
     engine = make_engine(checkpoint("llama"), context_tokens=24)
 
     short = run_alone(engine, job("a", "the fox", max_tokens=3))
@@ -275,7 +275,7 @@ def test_an_answer_ends_at_its_limit_and_where_the_context_does(checkpoint: Chec
     assert [choices(outcome)[0]["finish_reason"] for outcome in (short, full)] == ["length"] * 2
 
 
-def test_a_stop_token_ends_an_answer_and_is_counted_but_not_shown(checkpoint: Checkpoint) -> None:
+def test_stop_token_is_counted_but_not_emitted(checkpoint: Checkpoint) -> None:
     engine = make_engine(checkpoint("llama"))
 
     outcome = run_alone(engine, job("a", "the fox", logit_bias={1: 100.0}, logprobs=True))
@@ -285,7 +285,7 @@ def test_a_stop_token_ends_an_answer_and_is_counted_but_not_shown(checkpoint: Ch
     assert choices(outcome) == [{"index": 0, "text": "", "finish_reason": "stop", "logprobs": ()}]
 
 
-def test_a_stop_string_across_tokens_is_hidden_with_its_logprobs(checkpoint: Checkpoint) -> None:
+def test_stop_string_across_tokens_is_hidden_with_its_logprobs(checkpoint: Checkpoint) -> None:
     path = checkpoint("qwen3")
     engine, tokenizer = make_engine(path), Reference(path).tokenizer
     words = [token for token in range(5, 320) if len(tokenizer.decode([token])) > 2]
@@ -312,7 +312,7 @@ def test_a_stop_string_across_tokens_is_hidden_with_its_logprobs(checkpoint: Che
     assert [token["text"] for token in cut["logprobs"]] == shown
 
 
-def test_logprobs_are_those_of_the_model(checkpoint: Checkpoint) -> None:
+def test_logprobs_equal_those_of_the_model(checkpoint: Checkpoint) -> None:
     engine = make_engine(checkpoint("llama"))
 
     outcome = run_alone(engine, job("a", "the fox", logprobs=True, top_logprobs=3, max_tokens=4))
@@ -341,7 +341,7 @@ def test_two_models_answer_side_by_side(checkpoint: Checkpoint) -> None:
     assert alone[0] != alone[1]
 
 
-def test_the_four_phases_are_told_apart(checkpoint: Checkpoint) -> None:
+def test_four_phases_are_timed_separately(checkpoint: Checkpoint) -> None:
     driver = Driver(make_engine(checkpoint("llama")))
     driver.admit(job("a", "the fox"))
     assert driver.clock.phases == ["preprocess"]

@@ -1,4 +1,4 @@
-"""One request's mishap is its own: memory that runs out, numbers that overflow."""
+"""Failures stay with the request that caused them: lack of memory, overflowing numbers."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from workers.contract.jobs import Failed
 Checkpoint = Callable[[str], Path]
 
 
-def _of_the_gpu() -> None:
+def _exhaust_gpu() -> None:
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def _of_the_cpu() -> None:
+def _exhaust_cpu() -> None:
     torch.empty(1 << 60)
 
 
-@pytest.mark.parametrize("exhaust", [_of_the_gpu, _of_the_cpu])
-def test_running_out_of_memory_costs_the_youngest_and_nobody_else(
+@pytest.mark.parametrize("exhaust", [_exhaust_gpu, _exhaust_cpu])
+def test_lack_of_memory_fails_only_the_youngest_request(
     exhaust: Callable[[], Any], checkpoint: Checkpoint
 ) -> None:
     engine = make_engine(checkpoint("qwen3"))
@@ -49,7 +49,7 @@ def test_running_out_of_memory_costs_the_youngest_and_nobody_else(
         nonlocal forwards
         if isinstance(module, Qwen3ForCausalLM):
             forwards += 1
-        # One layer has written into the cache already.
+        # One layer has already written to the cache.
         if forwards == 1 and getattr(module, "layer_idx", 0) == 1:
             exhaust()
 
@@ -63,9 +63,7 @@ def test_running_out_of_memory_costs_the_youngest_and_nobody_else(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_numbers_that_overflow_fail_their_own_request_only(
-    temperature: float, tmp_path: Path
-) -> None:
+def test_overflow_fails_only_its_own_request(temperature: float, tmp_path: Path) -> None:
     path = make_checkpoint("llama", tmp_path)
     poison = Reference(path).tokenizer.convert_tokens_to_ids("<system>")
     weights = load_file(path / "model.safetensors")
@@ -78,7 +76,7 @@ def test_numbers_that_overflow_fail_their_own_request_only(
     driver.admit(good[0])
     driver.step()
 
-    # Longer than all that comes after it in its slot.
+    # Longer than any later request in its slot.
     driver.admit(job("bad", "fox " * 200, role="system", temperature=temperature))
     driver.step()
 
@@ -90,7 +88,7 @@ def test_numbers_that_overflow_fail_their_own_request_only(
     assert choices(driver.outcomes["a"]) == choices(driver.outcomes["b"]) == alone
 
 
-def test_unloading_gives_the_memory_back(checkpoint: Checkpoint) -> None:
+def test_unload_frees_the_memory(checkpoint: Checkpoint) -> None:
     engine = make_engine(checkpoint("llama"))
     weights: list[weakref.ref[torch.nn.Parameter]] = []
 

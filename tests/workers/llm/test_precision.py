@@ -1,4 +1,4 @@
-"""Weights in eight bits: nearly the same numbers, and who else is there still does not matter."""
+"""Eight-bit weights: nearly the same results, and still batch invariant."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Checkpoint = Callable[[str], Path]
 
 @pytest.mark.parametrize(("kind", "most"), [(Int8Linear, 0.02), (Fp8Linear, 0.04)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_products_are_nearly_those_of_the_whole_weights(
+def test_products_are_close_to_those_of_the_original_weights(
     kind: type[nn.Module], most: float, bias: bool
 ) -> None:
     torch.manual_seed(0)
@@ -33,7 +33,7 @@ def test_products_are_nearly_those_of_the_whole_weights(
     assert float((got - expected).norm() / expected.norm()) < most
 
 
-def test_a_large_layer_is_packed_and_its_rows_do_not_depend_on_each_other() -> None:
+def test_rows_of_a_packed_layer_are_independent() -> None:
     torch.manual_seed(0)
     linear = nn.Linear(1024, 1024).requires_grad_(False)
     packed = Int8Linear(linear)
@@ -52,7 +52,7 @@ def test_a_large_layer_is_packed_and_its_rows_do_not_depend_on_each_other() -> N
 
 
 @pytest.mark.parametrize("kind", [Int8Linear, Fp8Linear])
-def test_a_channel_of_zeros_stays_zero(kind: type[nn.Module]) -> None:
+def test_channel_of_zeros_stays_zero(kind: type[nn.Module]) -> None:
     linear = nn.Linear(16, 4, bias=False).requires_grad_(False)
     linear.weight[2] = 0
 
@@ -61,7 +61,7 @@ def test_a_channel_of_zeros_stays_zero(kind: type[nn.Module]) -> None:
 
 @pytest.mark.parametrize("dtype", QUANTIZED)
 @pytest.mark.parametrize("family", ["qwen3", "phi3"])
-def test_answers_do_not_depend_on_who_else_is_there(
+def test_answers_do_not_depend_on_other_requests(
     dtype: str, family: str, checkpoint: Checkpoint
 ) -> None:
     engine = make_engine(checkpoint(family), dtype=dtype)
@@ -84,7 +84,7 @@ def test_answers_do_not_depend_on_who_else_is_there(
     assert [choices(driver.outcomes[wanted.request_id]) for wanted in jobs] == alone
 
 
-def test_weights_take_a_byte_each() -> None:
+def test_quantised_weights_take_one_byte_each() -> None:
     model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 10, bias=False))
     head = model[1]
     model.get_output_embeddings = lambda: head
@@ -97,11 +97,9 @@ def test_weights_take_a_byte_each() -> None:
 
 
 @pytest.mark.parametrize("dtype", QUANTIZED)
-def test_what_is_no_number_is_noticed_behind_rounded_weights(
-    dtype: str, checkpoint: Checkpoint
-) -> None:
+def test_nan_survives_quantised_layers(dtype: str, checkpoint: Checkpoint) -> None:
     engine = make_engine(checkpoint("llama"), dtype=dtype)
-    embedding = engine._there.checkpoint.model.get_input_embeddings().weight
+    embedding = engine._model.checkpoint.model.get_input_embeddings().weight
     poison = 7
     embedding[poison] = torch.nan
     driver = Driver(engine)

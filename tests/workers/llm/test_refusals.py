@@ -1,4 +1,4 @@
-"""What cannot be done is refused by name: at load to the operator, at admission to the client."""
+"""What is not supported is refused by name: on load for operators, on admission for clients."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from workers.protocol.engine import Admitted
 Checkpoint = Callable[[str], Path]
 
 
-# --- To the operator ------------------------------------------------------------------------------
+# --- For the operator -----------------------------------------------------------------------------
 
 
-def test_an_unproven_family_is_refused_with_the_way_out(checkpoint: Checkpoint) -> None:
-    with pytest.raises(ValueError, match=r"GPT2LMHeadModel .*vLLM.*upstream"):
+def test_unsupported_family_is_refused_with_an_alternative(checkpoint: Checkpoint) -> None:
+    with pytest.raises(ValueError, match=r"GPT2LMHeadModel.*vLLM.*upstream"):
         make_engine(checkpoint("gpt2"))
 
 
@@ -40,24 +40,30 @@ def test_an_unproven_family_is_refused_with_the_way_out(checkpoint: Checkpoint) 
         ),
         ({"slots": 0}, "slots is 0; at least 1"),
         ({"cache_tokens": 0}, "cache_tokens is 0; at least 1"),
-        ({"speculation": {"tokens": 17}}, "speculation.tokens is 17; 1 to 16"),
-        ({"speculation": {"method": "draft"}}, "speculation.checkpoint names the draft model"),
-        ({"speculation": {"checkpoint": "x"}}, "speculation.checkpoint names the draft model"),
+        ({"speculation": {"tokens": 17}}, "speculation.tokens is 17; it must be 1 to 16"),
+        (
+            {"speculation": {"method": "draft"}},
+            "speculation.checkpoint is required for the method draft",
+        ),
+        (
+            {"speculation": {"checkpoint": "x"}},
+            "speculation.checkpoint is required for the method draft",
+        ),
         ({"slots": "many"}, r"Expected `int`.*slots"),
         ({"threads": 0}, "threads is 0; at least 1"),
         ({"context_tokens": "all"}, "limits.context_tokens is 'all'"),
-        ({"context_tokens": 5000}, "5000, but the model was made for 4096 positions"),
+        ({"context_tokens": 5000}, "5000, but the model supports 4096 positions"),
         ({"slots": 1_000_000}, r"4160000000 tokens takes .* GiB.*lower"),
     ],
 )
-def test_options_that_cannot_be_met_are_refused(
+def test_unsupported_options_are_refused(
     options: dict[str, Any], message: str, checkpoint: Checkpoint
 ) -> None:
     with pytest.raises(ValueError, match=message):
         make_engine(checkpoint("llama"), **options)
 
 
-def test_options_that_all_engines_have_in_common_are_accepted(checkpoint: Checkpoint) -> None:
+def test_options_common_to_all_engines_are_accepted(checkpoint: Checkpoint) -> None:
     engine = make_engine(checkpoint("llama"), concurrency=3, weight=2.0, threads=1)
 
     assert isinstance(run_alone(engine, job("a", "fox")), Completed)
@@ -75,13 +81,13 @@ def _configure(**changes: Any) -> Callable[[Path], None]:
     return change
 
 
-def _lose_a_weight(path: Path) -> None:
+def _remove_a_weight(path: Path) -> None:
     weights = load_file(path / "model.safetensors")
     del weights["model.layers.1.self_attn.q_proj.weight"]
     save_file(weights, path / "model.safetensors", {"format": "pt"})
 
 
-def _cut_the_weights(path: Path) -> None:
+def _truncate_the_weights(path: Path) -> None:
     weights = (path / "model.safetensors").read_bytes()
     (path / "model.safetensors").write_bytes(weights[:1000])
 
@@ -94,14 +100,14 @@ def _cut_the_weights(path: Path) -> None:
         (_drop("chat_template.jinja"), "has no chat template"),
         (_drop("model.safetensors"), r"has no \*.safetensors"),
         (lambda path: (path / "config.json").write_text("{"), "config.json cannot be read"),
-        (_configure(architectures=None), "unknown is not among the proven families"),
-        (_configure(quantization_config={"quant_method": "gptq"}), r"quantised \(gptq\)"),
-        (_configure(intermediate_size=64), r"do not fit config.json: 6 mismatched, model.layers.0"),
-        (_lose_a_weight, r"1 missing, model.layers.1.self_attn.q_proj.weight"),
-        (_cut_the_weights, "cannot be read"),
+        (_configure(architectures=None), "unsupported model family unknown"),
+        (_configure(quantization_config={"quant_method": "gptq"}), r"quantised weights \(gptq\)"),
+        (_configure(intermediate_size=64), r"do not fit config.json: 6 mismatched, including model.layers.0"),
+        (_remove_a_weight, r"1 missing, including model.layers.1.self_attn.q_proj.weight"),
+        (_truncate_the_weights, "cannot be read"),
     ],
 )
-def test_a_damaged_checkpoint_is_refused(
+def test_damaged_checkpoint_is_refused(
     damage: Callable[[Path], None], message: str, tmp_path: Path
 ) -> None:
     path = make_checkpoint("llama", tmp_path)
@@ -111,20 +117,20 @@ def test_a_damaged_checkpoint_is_refused(
         make_engine(path)
 
 
-def test_an_entry_without_checkpoint_is_refused() -> None:
+def test_entry_without_checkpoint_is_refused() -> None:
     with pytest.raises(ValueError, match="names no checkpoint"):
         LlmEngine(make_spec(None)).load()
 
 
-def test_a_template_that_does_not_work_is_refused_at_load(tmp_path: Path) -> None:
+def test_broken_template_is_refused_on_load(tmp_path: Path) -> None:
     path = make_checkpoint("llama", tmp_path, template="{{ messages[0]['text'].upper() }}")
 
-    with pytest.raises(ValueError, match="cannot read a conversation"):
+    with pytest.raises(ValueError, match="cannot render a conversation"):
         make_engine(path)
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma3"])
-def test_a_sliding_window_limits_the_context(
+def test_sliding_window_limits_the_context(
     family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = make_checkpoint(family, tmp_path, sliding_window=40)
@@ -135,15 +141,15 @@ def test_a_sliding_window_limits_the_context(
     assert "context is limited" in caplog.messages
     outcome = run_alone(engine, job("a", "the quick brown fox", max_tokens=100))
     assert isinstance(outcome, Completed)
-    read, written, text = Reference(path).generate(
+    prompt, generated, text = Reference(path).generate(
         "the quick brown fox", outcome.usage.output_tokens
     )
-    assert (outcome.usage.input_tokens, *texts(outcome)) == (read, text)
-    assert read + written == 40
+    assert (outcome.usage.input_tokens, *texts(outcome)) == (prompt, text)
+    assert prompt + generated == 40
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma3"])
-def test_more_context_than_a_sliding_window_is_refused_by_name(family: str, tmp_path: Path) -> None:
+def test_context_beyond_the_sliding_window_is_refused(family: str, tmp_path: Path) -> None:
     path = make_checkpoint(family, tmp_path, sliding_window=40)
 
     with pytest.raises(ValueError, match=r"41, but its sliding window is 40"):
@@ -165,14 +171,14 @@ def test_long_rotary_factors_limit_the_context(tmp_path: Path) -> None:
     outcome = run_alone(make_engine(path), job("a", content, max_tokens=100))
 
     assert isinstance(outcome, Completed)
-    read, written, text = Reference(path).generate(content, outcome.usage.output_tokens)
-    assert (read + written, *texts(outcome)) == (64, text)
+    prompt, generated, text = Reference(path).generate(content, outcome.usage.output_tokens)
+    assert (prompt + generated, *texts(outcome)) == (64, text)
 
 
-# --- To the client --------------------------------------------------------------------------------
+# --- For the client -------------------------------------------------------------------------------
 
 
-def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(checkpoint: Checkpoint) -> None:
+def test_prompt_beyond_the_context_is_refused_with_both_numbers(checkpoint: Checkpoint) -> None:
     path = checkpoint("llama")
     driver = Driver(make_engine(path, context_tokens=32))
     content = "the quick brown fox " * 30
@@ -204,7 +210,7 @@ def _schema(schema: dict[str, Any]) -> dict[str, Any]:
         ({"role": "tool"}, "invalid_input", "messages"),
     ],
 )
-def test_what_the_engine_cannot_do_is_refused_by_name(
+def test_unsupported_parameters_are_refused_by_name(
     asked: dict[str, Any], code: str, param: str, tmp_path: Path
 ) -> None:
     refusing = "{% if messages[0]['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}x"
@@ -216,13 +222,13 @@ def test_what_the_engine_cannot_do_is_refused_by_name(
     assert (answer.code, answer.param) == (code, param)
 
 
-def test_text_is_an_accepted_format(checkpoint: Checkpoint) -> None:
+def test_text_is_accepted_as_response_format(checkpoint: Checkpoint) -> None:
     driver = Driver(make_engine(checkpoint("llama")))
 
     assert isinstance(driver.admit(job("a", "x", response_format={"type": "text"})), Admitted)
 
 
-def test_refused_jobs_leave_their_slots_free(checkpoint: Checkpoint) -> None:
+def test_refused_jobs_take_no_slots(checkpoint: Checkpoint) -> None:
     driver = Driver(make_engine(checkpoint("llama"), slots=1, context_tokens=32))
 
     for number in range(3):

@@ -1,7 +1,7 @@
-"""Any order of arrivals, cancels and failed steps gives each request the tokens that it has alone.
+"""Any order of arrivals, cancellations and failed steps yields the tokens of a request run alone.
 
-The cache is played by a table of what stands in which place of which block, so that a block that is
-shared wrongly, reused too early or not blanked shows as a wrong token.
+A table of the tokens in each block stands in for the cache, so that a block that is shared wrongly,
+reused too early or not zeroed shows as a wrong token.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ STALE = -1
 
 
 def _next_token(tokens: Sequence[int], choice: int) -> int:
-    """What a model says after these tokens: anything, but always the same."""
-    said = hashlib.sha256(repr((list(tokens), choice)).encode()).digest()
-    return said[0] % 50
+    """Return the token that the model samples next: arbitrary, but always the same."""
+    digest = hashlib.sha256(repr((list(tokens), choice)).encode()).digest()
+    return digest[0] % 50
 
 
 def _alone(prompt: Sequence[int], choice: int, limit: int) -> list[int]:
@@ -38,29 +38,35 @@ def _alone(prompt: Sequence[int], choice: int, limit: int) -> list[int]:
 
 
 @dataclass(eq=False)
-class Answering:
+class Request:
     prompt: list[int]
     limit: int
-    seat: SequenceGroup
+    group: SequenceGroup
     answers: list[list[int]]
-    guesses: dict[int, list[int]] = field(default_factory=dict)
+    drafts: dict[int, list[int]] = field(default_factory=dict)
 
-    def tokens(self, chain: TokenSequence) -> list[int]:
-        return [*self.prompt, *self.answers[chain.index]]
+    def tokens(self, sequence: TokenSequence) -> list[int]:
+        return [*self.prompt, *self.answers[sequence.index]]
 
 
 class World:
-    """Carries plans out over a table of blocks, as an engine does over tensors."""
+    """Executes plans over a table of blocks, as an engine does over tensors."""
 
-    def __init__(self, *, blocks: int, width: int, step_tokens: int = 24, seed: int = 0) -> None:
+    def __init__(
+        self, *, blocks: int, decode_tokens_max: int, step_tokens: int = 24, seed: int = 0
+    ) -> None:
         self.pool = BlockPool(blocks)
         self.scheduler = Scheduler(
-            self.pool, slots=SLOTS, block_tokens=BLOCK, width=width, step_tokens=step_tokens
+            self.pool,
+            slots=SLOTS,
+            block_tokens=BLOCK,
+            decode_tokens_max=decode_tokens_max,
+            step_tokens=step_tokens,
         )
-        self.width = width
+        self.decode_tokens_max = decode_tokens_max
         self.budget = max(step_tokens, SLOTS + BLOCK)
         self.content = {block: [STALE] * BLOCK for block in range(blocks + 1)}
-        self.running: dict[RequestId, Answering] = {}
+        self.running: dict[RequestId, Request] = {}
         self.done: dict[RequestId, list[list[int]]] = {}
         self.random = random.Random(seed)
 
@@ -68,7 +74,7 @@ class World:
         id = RequestId(name)
         if not self.scheduler.fits(len(prompt), choices, limit):
             return
-        seat = self.scheduler.add(
+        group = self.scheduler.add(
             id,
             prompt_tokens=len(prompt),
             choices=choices,
@@ -76,58 +82,63 @@ class World:
             due=float(len(self.running) - 3 * priority),
             priority=priority,
         )
-        self.running[id] = Answering(prompt, limit, seat, [[] for _ in range(choices)])
+        self.running[id] = Request(prompt, limit, group, [[] for _ in range(choices)])
 
     def cancel(self, id: RequestId) -> None:
-        self.scheduler.halt(id)
-        self.scheduler.leave(id)
+        self.scheduler.stop(id)
+        self.scheduler.remove(id)
         del self.running[id]
 
     def step(self, *, fails: bool = False) -> StepPlan:
-        for answering in self.running.values():
-            for chain in answering.seat.writing:
-                self._guess(answering, chain)
+        for request in self.running.values():
+            for sequence in request.group.open_sequences:
+                self._propose(request, sequence)
         plan = self.scheduler.plan()
         self._check(plan)
-        for block in plan.fresh:
+        for block in plan.blocks_to_zero:
             self.content[block] = [STALE] * BLOCK
-        for turn in plan.turns:
-            answering = self.running[turn.chain.seat.request_id]
-            row = [*answering.tokens(turn.chain), *answering.guesses.get(turn.chain.index, [])]
-            self._write(turn.chain.blocks, row, turn.start, turn.stop)
-        for piece in plan.pieces:
-            answering = self.running[piece.seat.request_id]
-            self._write(piece.seat.blocks, answering.prompt, piece.start, piece.stop)
-        for source, target in plan.copies:
+        for decode in plan.decodes:
+            request = self.running[decode.sequence.group.request_id]
+            row = [
+                *request.tokens(decode.sequence),
+                *request.drafts.get(decode.sequence.index, []),
+            ]
+            self._write(decode.sequence.blocks, row, decode.start, decode.stop)
+        for prefill in plan.prefills:
+            request = self.running[prefill.group.request_id]
+            self._write(prefill.group.blocks, request.prompt, prefill.start, prefill.stop)
+        for source, target in plan.block_copies:
             self.content[target] = list(self.content[source])
         if fails:
             return plan
         self.scheduler.advance(plan)
-        for turn in plan.turns:
-            if turn.is_news:
-                self._verify(self.running[turn.chain.seat.request_id], turn.chain, turn.stop)
-        for piece in plan.pieces:
-            if piece.is_last:
-                self._begin(self.running[piece.seat.request_id])
-        for id, answering in list(self.running.items()):
-            if not any(answering.seat.writing):
-                self.done[id] = answering.answers
-                self.scheduler.leave(id)
+        for decode in plan.decodes:
+            if decode.needs_logits:
+                self._verify(
+                    self.running[decode.sequence.group.request_id], decode.sequence, decode.stop
+                )
+        for prefill in plan.prefills:
+            if prefill.is_last:
+                self._begin(self.running[prefill.group.request_id])
+        for id, request in list(self.running.items()):
+            if not any(request.group.open_sequences):
+                self.done[id] = request.answers
+                self.scheduler.remove(id)
                 del self.running[id]
         return plan
 
-    def _guess(self, answering: Answering, chain: TokenSequence) -> None:
-        """Guess some tokens, some of them rightly."""
-        if chain.known - chain.computed != 1 or chain.ahead:
+    def _propose(self, request: Request, sequence: TokenSequence) -> None:
+        """Propose draft tokens, some of them right."""
+        if sequence.length - sequence.computed != 1 or sequence.draft_tokens:
             return
-        left = answering.limit - len(answering.answers[chain.index])
-        row = answering.tokens(chain)
-        guesses: list[int] = []
-        for _ in range(min(self.width - 1, left - 1)):
-            right = _next_token([*row, *guesses], chain.index)
-            guesses.append(right if self.random.random() < 0.6 else 99)
-        answering.guesses[chain.index] = guesses
-        chain.ahead = len(guesses)
+        left = request.limit - len(request.answers[sequence.index])
+        row = request.tokens(sequence)
+        drafts: list[int] = []
+        for _ in range(min(self.decode_tokens_max - 1, left - 1)):
+            right = _next_token([*row, *drafts], sequence.index)
+            drafts.append(right if self.random.random() < 0.6 else 99)
+        request.drafts[sequence.index] = drafts
+        sequence.draft_tokens = len(drafts)
 
     def _write(self, blocks: Sequence[int], row: Sequence[int], start: int, stop: int) -> None:
         for place in range(start, stop):
@@ -136,54 +147,61 @@ class World:
     def _read(self, blocks: Sequence[int], tokens: int) -> list[int]:
         return [self.content[blocks[place // BLOCK]][place % BLOCK] for place in range(tokens)]
 
-    def _begin(self, answering: Answering) -> None:
-        for chain in answering.seat.writing:
-            assert self._read(chain.blocks, chain.computed) == answering.prompt
-            if not answering.answers[chain.index]:
-                self._say(answering, chain, [_next_token(answering.prompt, chain.index)])
+    def _begin(self, request: Request) -> None:
+        for sequence in request.group.open_sequences:
+            assert self._read(sequence.blocks, sequence.computed) == request.prompt
+            if not request.answers[sequence.index]:
+                self._append(request, sequence, [_next_token(request.prompt, sequence.index)])
 
-    def _verify(self, answering: Answering, chain: TokenSequence, stop: int) -> None:
-        """Take guesses for as long as they are what the model says."""
-        row = self._read(chain.blocks, stop)
-        said: list[int] = []
-        for place in range(chain.known, stop + 1):
-            said.append(_next_token(row[:place], chain.index))
-            if place < stop and row[place] != said[-1]:
+    def _verify(self, request: Request, sequence: TokenSequence, stop: int) -> None:
+        """Accept draft tokens for as long as they are what the model samples."""
+        row = self._read(sequence.blocks, stop)
+        sampled: list[int] = []
+        for place in range(sequence.length, stop + 1):
+            sampled.append(_next_token(row[:place], sequence.index))
+            if place < stop and row[place] != sampled[-1]:
                 break
-        self._say(answering, chain, said)
+        self._append(request, sequence, sampled)
 
-    def _say(self, answering: Answering, chain: TokenSequence, tokens: list[int]) -> None:
-        answer = answering.answers[chain.index]
+    def _append(self, request: Request, sequence: TokenSequence, tokens: list[int]) -> None:
+        answer = request.answers[sequence.index]
         answer += tokens
-        if len(answer) == answering.limit:
-            self.scheduler.close(chain)
+        if len(answer) == request.limit:
+            self.scheduler.close(sequence)
         else:
-            self.scheduler.know(chain, len(tokens))
+            self.scheduler.append(sequence, len(tokens))
 
     def _check(self, plan: StepPlan) -> None:
-        spent = sum(turn.stop - turn.start for turn in plan.turns)
-        spent += sum(piece.stop - piece.start for piece in plan.pieces)
+        spent = sum(decode.stop - decode.start for decode in plan.decodes)
+        spent += sum(prefill.stop - prefill.start for prefill in plan.prefills)
         assert spent <= self.budget
-        assert spent or not self.running, "somebody always goes on"
-        assert len({turn.chain for turn in plan.turns}) == len(plan.turns) <= SLOTS
+        assert spent or not self.running, "every step makes progress"
+        assert len({decode.sequence for decode in plan.decodes}) == len(plan.decodes) <= SLOTS
         again = self.scheduler.plan()
-        assert (again.turns, again.pieces, again.copies) == (plan.turns, plan.pieces, plan.copies)
-        assert set(again.fresh) == set(plan.fresh)
+        assert (again.decodes, again.prefills, again.block_copies) == (
+            plan.decodes,
+            plan.prefills,
+            plan.block_copies,
+        )
+        assert set(again.blocks_to_zero) == set(plan.blocks_to_zero)
         users: dict[int, int] = {}
-        for answering in self.running.values():
-            seat = answering.seat
-            for table in (seat.blocks, *(chain.blocks for chain in seat.chains)):
+        for request in self.running.values():
+            group = request.group
+            for table in (group.blocks, *(sequence.blocks for sequence in group.sequences)):
                 assert len(set(table)) == len(table)
                 for block in table:
                     users[block] = users.get(block, 0) + 1
-        for _, target in plan.copies:
+        for _, target in plan.block_copies:
             users[target] = users.get(target, 0) + 1
         for block, count in users.items():
             assert self.pool.users(block) >= count
-        written = [self._places(turn.chain.blocks, turn.start, turn.stop) for turn in plan.turns]
-        written += [self._places(p.seat.blocks, p.start, p.stop) for p in plan.pieces]
+        written = [
+            self._places(decode.sequence.blocks, decode.start, decode.stop)
+            for decode in plan.decodes
+        ]
+        written += [self._places(p.group.blocks, p.start, p.stop) for p in plan.prefills]
         places = [place for part in written for place in part]
-        assert len(set(places)) == len(places), "nobody writes where somebody else does"
+        assert len(set(places)) == len(places), "no two chunks write to the same place"
 
     @staticmethod
     def _places(blocks: Sequence[int], start: int, stop: int) -> list[tuple[int, int]]:
@@ -192,7 +210,7 @@ class World:
 
 _arrivals = st.tuples(
     st.just("arrive"),
-    st.integers(0, 3),  # which beginning it shares with others
+    st.integers(0, 3),  # which prefix it shares with others
     st.integers(1, 22),
     st.integers(1, 3),
     st.integers(1, 14),
@@ -212,10 +230,10 @@ _moves = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(_moves, st.integers(8, 40), st.integers(1, 4), st.integers(0, 999))
-def test_whoever_comes_and_goes_each_answer_is_as_it_is_alone(
-    moves: list[tuple[object, ...]], blocks: int, width: int, seed: int
+def test_each_answer_is_the_same_as_when_run_alone(
+    moves: list[tuple[object, ...]], blocks: int, decode_tokens_max: int, seed: int
 ) -> None:
-    world = World(blocks=blocks, width=width, seed=seed)
+    world = World(blocks=blocks, decode_tokens_max=decode_tokens_max, seed=seed)
     wanted: dict[RequestId, tuple[list[int], int, int]] = {}
     for number, move in enumerate(moves):
         match move:
@@ -236,14 +254,14 @@ def test_whoever_comes_and_goes_each_answer_is_as_it_is_alone(
         if not world.running:
             break
         world.step()
-    assert not world.running, "nobody starves"
+    assert not world.running, "no request starves"
     assert world.pool.available == blocks, "no block is lost"
     for id, (prompt, choices, limit) in wanted.items():
         assert world.done[id] == [_alone(prompt, choice, limit) for choice in range(choices)]
 
 
-def test_what_was_read_before_is_not_read_again() -> None:
-    world = World(blocks=40, width=1)
+def test_cached_prefix_is_not_prefilled_again() -> None:
+    world = World(blocks=40, decode_tokens_max=1)
     prompt = list(range(BLOCK * 3 + 1))
     world.arrive("first", prompt, 1, 2, 0)
     while world.running:
@@ -252,36 +270,38 @@ def test_what_was_read_before_is_not_read_again() -> None:
     world.arrive("second", prompt, 1, 2, 0)
     plan = world.step()
 
-    assert [(piece.start, piece.stop) for piece in plan.pieces] == [(BLOCK * 3, BLOCK * 3 + 1)]
-    assert plan.pieces[0].seat.cached == BLOCK * 3
+    assert [(prefill.start, prefill.stop) for prefill in plan.prefills] == [
+        (BLOCK * 3, BLOCK * 3 + 1)
+    ]
+    assert plan.prefills[0].group.cached_tokens == BLOCK * 3
 
 
-def test_the_last_token_is_always_read_for_what_comes_after_it_is_in_no_cache() -> None:
-    world = World(blocks=40, width=1)
+def test_last_prompt_token_is_prefilled_even_if_all_blocks_are_cached() -> None:
+    world = World(blocks=40, decode_tokens_max=1)
     for name in ("first", "second"):
         world.arrive(name, list(range(BLOCK * 2)), 1, 1, 0)
         plan = world.step()
 
-    assert [(piece.start, piece.stop) for piece in plan.pieces] == [(BLOCK, BLOCK * 2)]
+    assert [(prefill.start, prefill.stop) for prefill in plan.prefills] == [(BLOCK, BLOCK * 2)]
 
 
-def test_what_was_not_asked_for_longest_goes_first() -> None:
+def test_least_recently_used_blocks_are_evicted_first() -> None:
     pool = BlockPool(3)
-    blocks = pool.take(3) or []
+    blocks = pool.allocate(3) or []
     for block, digest in zip(blocks, (b"1", b"2", b"3"), strict=True):
         pool.publish(block, digest)
-    pool.drop(blocks)
+    pool.free(blocks)
     first = pool.find(b"1")
     assert first is not None
     pool.share(first)
-    pool.drop([first])
+    pool.free([first])
 
-    pool.take(2)
+    pool.allocate(2)
 
     assert [pool.find(digest) is None for digest in (b"1", b"2", b"3")] == [False, True, True]
 
 
-def test_the_same_prompt_of_somebody_else_is_not_found() -> None:
+def test_prefixes_are_not_shared_between_accounts() -> None:
     tokens = list(range(8))
     mine, theirs = digests("1", tokens, BLOCK), digests("2", tokens, BLOCK)
 
@@ -290,8 +310,8 @@ def test_the_same_prompt_of_somebody_else_is_not_found() -> None:
     assert digests("1", [7, *tokens[1:]], BLOCK)[1] != mine[1]
 
 
-def test_the_more_urgent_takes_the_place_of_a_lower_priority_which_goes_on_later() -> None:
-    world = World(blocks=100, width=1)
+def test_urgent_request_preempts_lower_priority_which_resumes_later() -> None:
+    world = World(blocks=100, decode_tokens_max=1)
     for name in "abcd":
         world.arrive(name, [1, 2, 3], 1, 10, -1)
     for _ in range(4):
@@ -300,15 +320,15 @@ def test_the_more_urgent_takes_the_place_of_a_lower_priority_which_goes_on_later
     world.arrive("urgent", [5, 6], 1, 2, 1)
     plan = world.step()
 
-    assert [piece.seat.request_id for piece in plan.pieces] == ["urgent"]
+    assert [prefill.group.request_id for prefill in plan.prefills] == ["urgent"]
     assert world.scheduler.preempted == 1
     while world.running:
         world.step()
     assert all(world.done[RequestId(name)] == [_alone([1, 2, 3], 0, 10)] for name in "abcd")
 
 
-def test_too_few_blocks_cost_the_last_to_come_its_place_and_nobody_a_token() -> None:
-    world = World(blocks=9, width=1)
+def test_lack_of_blocks_preempts_requests_without_changing_their_tokens() -> None:
+    world = World(blocks=9, decode_tokens_max=1)
     for number in range(4):
         world.arrive(str(number), [number, 2, 3], 1, 16, 0)
     for _ in range(400):
@@ -325,7 +345,7 @@ def test_too_few_blocks_cost_the_last_to_come_its_place_and_nobody_a_token() -> 
     ("prompt", "choices", "limit", "fits"),
     [(8, 1, 4, True), (8, 2, 4, True), (8, 3, 4, False), (16, 1, 1, False), (1, 5, 1, False)],
 )
-def test_what_could_never_end_is_not_let_in(
+def test_request_that_can_never_fit_is_refused(
     prompt: int, choices: int, limit: int, fits: bool
 ) -> None:
     scheduler = Scheduler(BlockPool(4), slots=SLOTS, block_tokens=BLOCK)

@@ -1,4 +1,4 @@
-"""Guessing ahead changes how long an answer takes, and nothing else."""
+"""Speculative decoding changes how long an answer takes, and nothing else."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 from tests.workers.llm.checkpoints import make_checkpoint, make_engine
 from tests.workers.llm.driver import Driver, choices, job, run_alone
 from workers.contract.jobs import ChatInput, Completed
-from workers.engines.llm.drafts import PromptLookup
 from workers.engines.llm.sampling import Sampler
+from workers.engines.llm.speculation import PromptLookup
 from workers.protocol.engine import Admitted
 
 Checkpoint = Callable[[str], Path]
@@ -59,7 +59,7 @@ def _logprobs(found: list[dict[str, Any]]) -> list[float]:
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "llama"])
 @pytest.mark.parametrize("method", ["lookup", "draft", "itself"])
 @pytest.mark.parametrize("blocks", [None, 14])
-def test_answers_are_the_same_with_and_without(
+def test_speculation_does_not_change_answers(
     family: str, method: str, blocks: int | None, checkpoint: Checkpoint, draft: Path
 ) -> None:
     path = checkpoint(family)
@@ -67,9 +67,9 @@ def test_answers_are_the_same_with_and_without(
     expected = {wanted.request_id: choices(run_alone(plain, wanted)) for wanted in _jobs()}
     speculation: dict[str, Any] = {"method": "lookup", "tokens": 3}
     if method != "lookup":
-        # A model that guesses for itself is always right.
-        guesser = path if method == "itself" else draft
-        speculation = {"method": "draft", "tokens": 3, "checkpoint": str(guesser)}
+        # A model that drafts for itself is always right.
+        draft_path = path if method == "itself" else draft
+        speculation = {"method": "draft", "tokens": 3, "checkpoint": str(draft_path)}
     tokens = None if blocks is None else blocks * 64
     engine = make_engine(path, speculation=speculation, cache_tokens=tokens)
     driver = Driver(engine)
@@ -82,10 +82,10 @@ def test_answers_are_the_same_with_and_without(
 
     for name, wanted in expected.items():
         given = choices(driver.outcomes[name])
-        if engine._there.decoder.together:
+        if engine._model.decoder.one_forward:
             assert given == wanted
         else:
-            # Products depend on the number of rows, and a guess makes more of them.
+            # Products depend on the number of rows, and draft tokens add rows.
             assert [_without_logprobs(one) for one in given] == [
                 _without_logprobs(one) for one in wanted
             ]
@@ -96,12 +96,12 @@ def test_answers_are_the_same_with_and_without(
     assert 0 <= accepted <= drafted
     assert drafted > 0
     if method == "itself":
-        # Only penalties, which a guess leaves out, make it wrong.
+        # Only penalties, which drafting ignores, make a draft token wrong.
         assert accepted > 0.6 * drafted
-    assert engine._there.scheduler._pool.available == engine._there.checkpoint.shape.blocks
+    assert engine._model.scheduler._pool.available == engine._model.checkpoint.shape.blocks
 
 
-def test_what_is_guessed_rightly_takes_fewer_steps(checkpoint: Checkpoint) -> None:
+def test_accepted_draft_tokens_save_steps(checkpoint: Checkpoint) -> None:
     path = checkpoint("qwen3")
     speculation = {"method": "draft", "tokens": 3, "checkpoint": str(path)}
     driver = Driver(make_engine(path, speculation=speculation))
@@ -112,23 +112,25 @@ def test_what_is_guessed_rightly_takes_fewer_steps(checkpoint: Checkpoint) -> No
         driver.step()
         steps += 1
 
-    # The prompt in one, then four tokens in each.
+    # One step for the prompt, then four tokens per step.
     assert steps == 1 + math.ceil(39 / 4)
     outcome = driver.outcomes["a"]
     assert isinstance(outcome, Completed)
     assert outcome.usage.output_tokens == 40
 
 
-def test_a_draft_model_of_another_vocabulary_is_refused(
+def test_draft_model_with_another_vocabulary_is_refused(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     other = make_checkpoint("llama", tmp_path, vocab_size=500)
 
-    with pytest.raises(ValueError, match=r"draft model knows 500 tokens .* same vocabulary"):
+    with pytest.raises(ValueError, match=r"draft model has 500 tokens .* same vocabulary"):
         make_engine(checkpoint("llama"), speculation={"method": "draft", "checkpoint": str(other)})
 
 
-def test_a_draft_model_that_cannot_be_read_is_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_error_names_the_draft_model_that_cannot_be_loaded(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=r"the draft model: .* has no config.json"):
         make_engine(
             checkpoint("llama"), speculation={"method": "draft", "checkpoint": str(tmp_path)}
@@ -136,15 +138,14 @@ def test_a_draft_model_that_cannot_be_read_is_named(checkpoint: Checkpoint, tmp_
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
-def test_guesses_leave_the_distribution_as_it_is(temperature: float) -> None:
-    """Tokens that are chosen after a guess come as often as the model says.
+def test_draft_tokens_do_not_change_the_distribution(temperature: float) -> None:
+    """Tokens sampled after a proposal have the model's own probabilities.
 
-    A guesser whose distribution is another proposes, with the noise of the place; what is then
-    chosen is compared with the model's own probabilities.
+    The draft tokens come from other logits, with the noise of the same position.
     """
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(6, generator=generator)
-    guesser = logits + 0.7 * torch.randn(6, generator=generator)
+    draft_logits = logits + 0.7 * torch.randn(6, generator=generator)
     probabilities = torch.softmax(logits / temperature, dim=-1)
     counts: Counter[int] = Counter()
     agreed = 0
@@ -152,10 +153,10 @@ def test_guesses_leave_the_distribution_as_it_is(temperature: float) -> None:
     for seed in range(rounds):
         chat = ChatInput((), max_tokens=1, temperature=temperature)
         sampler = Sampler(chat, prompt=(), vocabulary=6, seed=seed)
-        guess = sampler.guess(guesser, 0)
-        sampler.guess(guesser, 1)
-        token = sampler.choose(logits).token
-        agreed += guess == token
+        draft_token = sampler.propose(draft_logits, 0)
+        sampler.propose(draft_logits, 1)
+        token = sampler.sample(logits).token
+        agreed += draft_token == token
         counts[token] += 1
 
     spread = sum(
@@ -163,17 +164,17 @@ def test_guesses_leave_the_distribution_as_it_is(temperature: float) -> None:
         for token, p in enumerate(probabilities)
     )
     assert spread < 20.5  # chi-squared, five degrees of freedom, one in a thousand
-    # With noise of its own the guesser would agree as seldom as two independent draws.
-    independent = float((probabilities * torch.softmax(guesser / temperature, dim=-1)).sum())
+    # With separate noise the two would agree as rarely as independent draws.
+    independent = float((probabilities * torch.softmax(draft_logits / temperature, dim=-1)).sum())
     assert agreed / rounds > independent + 0.2
 
 
-def test_lookup_finds_what_followed_the_last_time() -> None:
+def test_prompt_lookup_finds_what_followed_last_time() -> None:
     lookup = PromptLookup([1, 2, 3, 4, 5, 1, 2, 3])
 
-    assert lookup.guess(2) == [4, 5]
+    assert lookup.propose(2) == [4, 5]
     lookup.add(9)
-    assert lookup.guess(2) == []
+    assert lookup.propose(2) == []
     for token in (7, 2, 3):
         lookup.add(token)
-    assert lookup.guess(3) == [9, 7, 2]
+    assert lookup.propose(3) == [9, 7, 2]

@@ -1,4 +1,4 @@
-"""Answers that must fit a schema, functions that are called, prompts that are continued."""
+"""Answers constrained to a schema, function calling, and raw prompts."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _format(schema: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("speculation", [None, {"method": "lookup", "tokens": 3}])
-def test_an_answer_fits_the_schema_whatever_the_model_would_say(
+def test_answer_fits_the_schema(
     temperature: float, speculation: Any, checkpoint: Checkpoint
 ) -> None:
     engine = make_engine(checkpoint("qwen3"), speculation=speculation)
@@ -95,15 +95,15 @@ def test_an_answer_fits_the_schema_whatever_the_model_would_say(
         outcome = run_alone(engine, wanted)
 
         (choice,) = choices(outcome)
-        said = json.loads(choice["text"])
+        answer = json.loads(choice["text"])
         assert choice["finish_reason"] == "stop"
-        assert said.keys() == SCHEMA["properties"].keys()
-        assert said["shape"] in ("star", "circle")
-        assert 0 <= said["size"] <= 99
-        assert all(isinstance(tag, bool) for tag in said["tags"])
+        assert answer.keys() == SCHEMA["properties"].keys()
+        assert answer["shape"] in ("star", "circle")
+        assert 0 <= answer["size"] <= 99
+        assert all(isinstance(tag, bool) for tag in answer["tags"])
 
 
-def test_a_constraint_on_one_leaves_the_others_as_they_are(checkpoint: Checkpoint) -> None:
+def test_constraint_does_not_affect_other_requests(checkpoint: Checkpoint) -> None:
     engine = make_engine(checkpoint("qwen3"))
     free = job("free", "a lazy dog", max_tokens=30, logprobs=True)
     alone = choices(run_alone(engine, free))
@@ -120,7 +120,7 @@ def test_a_constraint_on_one_leaves_the_others_as_they_are(checkpoint: Checkpoin
 @pytest.mark.parametrize(
     "schema", [{"type": "strange"}, {"type": "string", "pattern": "(?<=a)b"}, {"$ref": "#/no"}]
 )
-def test_a_schema_that_cannot_be_followed_is_refused_with_the_reason(
+def test_unsupported_schema_is_refused_with_the_reason(
     schema: dict[str, Any], checkpoint: Checkpoint
 ) -> None:
     driver = Driver(make_engine(checkpoint("llama")))
@@ -129,7 +129,7 @@ def test_a_schema_that_cannot_be_followed_is_refused_with_the_reason(
 
     assert isinstance(answer, Failed)
     assert (answer.code, answer.param) == ("invalid_input", "response_format")
-    assert "schema cannot be followed" in answer.message
+    assert "schema is not supported" in answer.message
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_schema_that_cannot_be_followed_is_refused_with_the_reason(
         ({"tool_choice": "required", "tool_name": "get_weather"}, {"get_weather"}),
     ],
 )
-def test_a_function_that_must_be_called_is_called(
+def test_required_function_is_called(
     asked: dict[str, Any], names: set[str], with_tools: Path
 ) -> None:
     engine = make_engine(with_tools)
@@ -171,9 +171,7 @@ def test_a_function_that_must_be_called_is_called(
 
 
 @pytest.mark.parametrize("marks", CALLERS)
-def test_a_forced_call_is_made_however_the_tokenizer_writes_its_marks(
-    marks: str, tmp_path: Path
-) -> None:
+def test_required_call_works_with_every_kind_of_markers(marks: str, tmp_path: Path) -> None:
     tools = (WEATHER, NOW, PLACE)
     family = "llama" if marks == "llama" else "qwen2"
     path = make_checkpoint(family, tmp_path, tokenizer=CALLERS[marks]())
@@ -212,10 +210,10 @@ def test_a_forced_call_is_made_however_the_tokenizer_writes_its_marks(
             assert (choice["finish_reason"], more["parallel_tool_calls"]) == ("length", True)
 
 
-def test_a_grammar_that_cannot_be_followed_fails_the_request_and_no_other(
+def test_grammar_error_fails_only_its_own_request(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tokenizer = make_tokenizer(alphabet=False)  # cannot say a brace, a tilde, a Z
+    tokenizer = make_tokenizer(alphabet=False)  # has no brace, tilde or Z
     engine = make_engine(make_checkpoint("qwen3", tmp_path, tokenizer=tokenizer))
     schema = {"type": "json_schema", "json_schema": {"schema": {"type": "null"}}}
     driver = Driver(engine)
@@ -228,14 +226,14 @@ def test_a_grammar_that_cannot_be_followed_fails_the_request_and_no_other(
     failed = driver.outcomes["b"]
     assert isinstance(failed, Failed)
     assert failed.code == "engine_error"
-    assert "could not be kept to its schema" in failed.message
+    assert "could not be constrained to its schema" in failed.message
     assert [record.request_id for record in caplog.records if record.levelname == "ERROR"] == ["b"]
     assert isinstance(driver.outcomes["c"], Completed)
-    assert "Warning" not in capfd.readouterr().err, "all that is said is in the log"
+    assert "Warning" not in capfd.readouterr().err, "all warnings are in the log"
 
 
-def test_a_token_that_does_not_fit_is_an_error_and_never_the_end(checkpoint: Checkpoint) -> None:
-    grammars = make_engine(checkpoint("qwen3"))._there.checkpoint.vocabulary.grammars
+def test_mismatched_token_is_an_error_and_not_the_end(checkpoint: Checkpoint) -> None:
+    grammars = make_engine(checkpoint("qwen3"))._model.checkpoint.vocabulary.grammars
     format = {"type": "json_object"}
     constraint = grammars.constrain(ChatInput((), 1, response_format=format), None)
 
@@ -245,7 +243,7 @@ def test_a_token_that_does_not_fit_is_an_error_and_never_the_end(checkpoint: Che
         constraint.allowed()
 
 
-def test_parameters_that_are_no_object_are_refused(with_tools: Path) -> None:
+def test_tool_parameters_must_be_an_object(with_tools: Path) -> None:
     driver = Driver(make_engine(with_tools))
     tool = Tool("f", "", {"type": "string"})
 
@@ -256,16 +254,16 @@ def test_parameters_that_are_no_object_are_refused(with_tools: Path) -> None:
     assert "type 'string', not 'object'" in answer.message
 
 
-def test_the_tools_stand_in_the_prompt_unless_none_may_be_called(with_tools: Path) -> None:
+def test_tools_are_in_the_prompt_unless_tool_choice_is_none(with_tools: Path) -> None:
     engine = make_engine(with_tools)
 
-    read = []
+    input_tokens = []
     for asked in ({}, {"tools": (NOW,)}, {"tools": (NOW,), "tool_choice": "none"}):
         outcome = run_alone(engine, job("a", "the fox", max_tokens=1, **asked))
         assert isinstance(outcome, Completed)
-        read.append(outcome.usage.input_tokens + outcome.usage.cached_input_tokens)
+        input_tokens.append(outcome.usage.input_tokens + outcome.usage.cached_input_tokens)
 
-    assert read[0] == read[2] < read[1]
+    assert input_tokens[0] == input_tokens[2] < input_tokens[1]
 
 
 def _read(template: str, *parts: str) -> tuple[str, list[tuple[str, str]]]:
@@ -319,7 +317,7 @@ LLAMA = '{{ tools }}{"name": , "parameters": }'
         (LLAMA, '{"other": 1}', '{"other": 1}', []),
     ],
 )
-def test_calls_are_parted_from_text_however_it_comes(
+def test_calls_are_separated_from_text_in_any_chunks(
     template: str, text: str, shown: str, calls: list[tuple[str, str]], size: int
 ) -> None:
     parts = [text[place : place + size] for place in range(0, len(text), size)]
@@ -336,7 +334,7 @@ def test_a_conversation_with_calls_and_their_results_reaches_the_template(
         "{% endfor %};{% endfor %}"
     )
     engine = make_engine(make_checkpoint("llama", tmp_path, template=template))
-    vocabulary = engine._there.checkpoint.vocabulary
+    vocabulary = engine._model.checkpoint.vocabulary
 
     ids = vocabulary.encode(
         [
@@ -348,7 +346,7 @@ def test_a_conversation_with_calls_and_their_results_reaches_the_template(
     assert vocabulary.decode(ids) == "assistant:[f 5];tool:six;"
 
 
-def test_prompts_are_continued_as_they_stand(checkpoint: Checkpoint) -> None:
+def test_raw_prompts_are_continued(checkpoint: Checkpoint) -> None:
     path = checkpoint("llama")
     engine, reference = make_engine(path), Reference(path)
     ids = reference.tokenizer.encode("a lazy dog")

@@ -1,4 +1,4 @@
-"""Text grows by whole characters, and a stop string is never shown."""
+"""Text grows by whole characters, and a stop string is never emitted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _bytes(ids: Sequence[int]) -> str:
 
 
 @given(st.text(max_size=60))
-def test_pieces_add_up_to_the_text(text: str) -> None:
+def test_emitted_parts_add_up_to_the_text(text: str) -> None:
     stream = TextStream(_bytes, ())
 
     pieces = [stream.push(byte) for byte in text.encode()]
@@ -24,14 +24,14 @@ def test_pieces_add_up_to_the_text(text: str) -> None:
     assert "".join(pieces) == text
 
 
-def test_half_a_character_is_never_shown() -> None:
+def test_incomplete_character_is_never_emitted() -> None:
     stream = TextStream(_bytes, ())
 
     assert [stream.push(byte) for byte in "ä☂".encode()] == ["", "ä", "", "", "☂"]
 
 
 @given(st.text("ab", max_size=40), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
-def test_nothing_from_a_stop_string_on_is_shown(text: str, stops: list[str]) -> None:
+def test_text_from_a_stop_string_on_is_never_emitted(text: str, stops: list[str]) -> None:
     stream = TextStream(_bytes, stops)
 
     shown = ""

@@ -1,4 +1,4 @@
-"""Conversations to tokens and tokens to text, with the habits of different tokenizers."""
+"""Conversations to tokens and tokens to text, with tokenizers of different kinds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _byte_level(*, size: int = 1000, template: str | None = None) -> Vocabulary:
 
 
 def _words() -> Vocabulary:
-    """One that marks the beginnings of words, and drops the mark before the first, as Llama 2's."""
+    """A vocabulary that marks word starts and drops the mark before the first, like Llama 2's."""
     pieces = ["<unk>", "</s>", "▁the", "▁fox", "es", "▁,", "▁."]
     tokenizer = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, "<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -32,7 +32,7 @@ def _words() -> Vocabulary:
     return Vocabulary(wrapped, size=len(pieces), end_tokens=frozenset({1}))
 
 
-def test_a_conversation_is_rendered_up_to_where_the_assistant_speaks() -> None:
+def test_conversation_is_rendered_up_to_the_answer() -> None:
     vocabulary = _byte_level()
     messages = [
         ChatMessage("system", "be brief"),
@@ -43,13 +43,13 @@ def test_a_conversation_is_rendered_up_to_where_the_assistant_speaks() -> None:
 
     ids = vocabulary.encode(messages)
 
-    shown = "".join(map(vocabulary.show, ids))
-    assert shown.count("\ufffd") > 0, "bytes of a character are tokens of their own"
+    shown = "".join(map(vocabulary.token_text, ids))
+    assert shown.count("\ufffd") > 0, "bytes of a character are separate tokens"
     assert vocabulary.decode(ids) == "be briefcount0123漢字?"
-    assert vocabulary.show(ids[-1]) == "<assistant>"
+    assert vocabulary.token_text(ids[-1]) == "<assistant>"
 
 
-def test_a_name_reaches_the_template() -> None:
+def test_name_is_passed_to_the_template() -> None:
     vocabulary = _byte_level(template="{{ messages[0]['name'] }}")
 
     assert vocabulary.decode(vocabulary.encode([ChatMessage("user", "x", name="ada")])) == "ada"
@@ -60,11 +60,11 @@ def test_a_name_reaches_the_template() -> None:
     [
         ("{{ raise_exception('roles must alternate') }}", 1000, "roles must alternate"),
         ("{{ messages[0].content.missing.more }}", 1000, "has no attribute"),
-        ("", 1000, "no token at all"),
-        ("{{ messages[0].content }}", 9, "and the model has 9"),
+        ("", 1000, "it has no tokens"),
+        ("{{ messages[0].content }}", 9, "tokens are 0 to 8"),
     ],
 )
-def test_a_conversation_that_cannot_be_read_is_refused(
+def test_conversation_that_cannot_be_tokenized_is_refused(
     template: str, size: int, message: str
 ) -> None:
     vocabulary = _byte_level(template=template, size=size)
@@ -73,13 +73,18 @@ def test_a_conversation_that_cannot_be_read_is_refused(
         vocabulary.encode([ChatMessage("user", "hello")])
 
 
-def test_a_token_is_shown_as_in_the_middle_of_others() -> None:
+def test_text_of_a_token_is_that_between_others() -> None:
     vocabulary = _words()
 
-    assert [vocabulary.show(token) for token in (2, 3, 4, 1)] == [" the", " fox", "es", "</s>"]
+    assert [vocabulary.token_text(token) for token in (2, 3, 4, 1)] == [
+        " the",
+        " fox",
+        "es",
+        "</s>",
+    ]
 
 
-def test_text_that_is_out_does_not_change_when_more_comes() -> None:
+def test_emitted_text_never_changes() -> None:
     vocabulary = _words()
     ids = [2, 3, 4, 5, 2, 3, 6]
     stream = TextStream(vocabulary.decode, ())
@@ -90,7 +95,7 @@ def test_text_that_is_out_does_not_change_when_more_comes() -> None:
     assert "".join(pieces) == vocabulary.decode(ids)
 
 
-def test_streamed_bytes_come_out_as_whole_characters() -> None:
+def test_bytes_are_emitted_as_whole_characters() -> None:
     vocabulary = _byte_level()
     ids = vocabulary.encode([ChatMessage("user", TEXT)])
     stream = TextStream(vocabulary.decode, ())

@@ -1,1 +1,1 @@
-"""Language models: any Hugging Face causal decoder of a proven family, batched at the step."""
+"""Language models: any Hugging Face causal decoder of a supported family, continuously batched."""

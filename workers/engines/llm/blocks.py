@@ -1,10 +1,10 @@
-"""The blocks that the cache is made of: which are free, shared, or kept because they may be asked
-for again. Pure: it knows block numbers and digests, no tensor and no request.
+"""The pool of KV cache blocks: which are free, in use, or kept idle for reuse by later prompts.
 
-A block whose content is that of a prompt's beginning is published under a digest of everything up
-to its end, so a later prompt that begins alike need not be read again. When its last user has left,
-it stays until room is needed; whoever was asked for longest ago goes first. The invariant: a block
-is free, idle, or in use by as many as ``users`` says, and never two of these.
+Pure: knows block numbers and digests, no tensors and no requests. A full block of a prompt is
+published under a digest of the prompt up to the block's end, so that a later prompt with the same
+prefix need not prefill it again. After its last user has freed it, a published block stays idle
+until its room is needed; the least recently used is evicted first. Invariant: every block is in
+exactly one of three states: free, idle, or in use with a count in ``users``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-BLANK: Final = 0
-"""A block that belongs to nobody: what is written for rows that are idle goes there."""
+ZERO_BLOCK: Final = 0
+"""A block that is never allocated or written; pads block tables to equal length."""
 
 
 class BlockPool:
@@ -32,18 +32,17 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """How many could be taken now."""
+        """Number of blocks that can be allocated now: free and idle ones."""
         return len(self._free) + len(self._idle)
 
     def users(self, block: int) -> int:
         return self._users.get(block, 0)
 
-    def take(self, count: int) -> list[int] | None:
-        """Take so many blocks, whatever stands in them; None, and nothing taken, if there are not
-        as many."""
+    def allocate(self, count: int) -> list[int] | None:
+        """Allocate ``count`` blocks of undefined content, or None if fewer are available."""
         if count > self.available:
             return None
-        taken = []
+        allocated = []
         for _ in range(count):
             if self._free:
                 block = self._free.pop()
@@ -51,26 +50,29 @@ class BlockPool:
                 block, _ = self._idle.popitem(last=False)
                 del self._published[self._digests.pop(block)]
             self._users[block] = 1
-            taken.append(block)
-        return taken
+            allocated.append(block)
+        return allocated
 
     def find(self, digest: bytes) -> int | None:
         return self._published.get(digest)
 
     def share(self, block: int) -> None:
-        """Use a block together with others, or one that is idle."""
+        """Add a user to a block that is in use or idle."""
         self._idle.pop(block, None)
         self._users[block] = self.users(block) + 1
 
     def publish(self, block: int, digest: bytes) -> None:
-        """Let others find a block by its content, unless they can find another with the same."""
+        """Make a block findable by its digest, unless another block has the same one."""
         if digest not in self._published:
             self._published[digest] = block
             self._digests[block] = digest
 
-    def drop(self, blocks: Sequence[int]) -> None:
-        """Use blocks no more. Of a sequence the last goes idle first, and so is reused first: the
-        others can do without it, but not it without them."""
+    def free(self, blocks: Sequence[int]) -> None:
+        """Remove a user from each block.
+
+        A sequence's last block becomes idle first and is therefore evicted first: later blocks are
+        useless without the earlier ones, but not vice versa.
+        """
         for block in reversed(blocks):
             users = self._users.pop(block) - 1
             if users:
@@ -82,9 +84,9 @@ class BlockPool:
 
 
 def digests(owner: str, tokens: Sequence[int], block_tokens: int) -> list[bytes]:
-    """Digest what each whole block of a prompt and all before it say.
+    """Return a digest for each full block of a prompt, covering all tokens up to its end.
 
-    ``owner`` goes in first: whether somebody else has sent the same prompt is none's business.
+    ``owner`` is part of every digest, so that no account can find out what another has sent.
     """
     found = []
     digest = hashlib.blake2b(owner.encode(), digest_size=16)

@@ -1,36 +1,37 @@
-"""The paged key-value cache, and the attention that reads and writes it.
+"""The paged KV cache and the attention over it.
 
-Transformers' own model code runs unchanged: its attention is swapped through the library's public
-interface for ``_attend``, which finds its cache on the attention module, so any number of models
-may be loaded in one process. All tokens of a step lie behind each other in one row; a ``Layout``
-says whose they are. Here the past is gathered from its blocks and given to torch's attention; on
-CUDA ``varlen`` reads it where it lies, if the installed torch can.
+Transformers' own model code runs unchanged: its attention is replaced through the library's public
+interface by ``_attend``, which finds its cache on the attention module, so that one process can
+load any number of models. All tokens of a step are concatenated in one row; a layout says which
+sequence each belongs to. ``GatherCache`` copies the past out of its blocks for torch's attention;
+on CUDA ``varlen`` reads the blocks in place, if the installed torch supports that.
 
-An answer must not depend on who else is running, to the last bit. Prompts are therefore read in
-pieces that depend on nothing but the prompt, each attended to by itself, and what is written is
-attended to row by row and column by column, by products whose shape is always the same
-(``_attend_by_row``): torch's own attention depends on the thread that computes a row. Measured on a
-CPU: these give the same bits whatever is in the other rows, and however wide the window is.
+Answers are batch invariant, to the last bit. Prompts are therefore prefilled in chunks that depend
+on nothing but the prompt, each with a separate attention call; decoded tokens attend row by row and
+column by column, in products of constant shape (``_attend_by_row``), because the result of torch's
+own attention depends on the thread that computes a row. Measured on a CPU: these products give the
+same bits whatever is in the other rows, and however wide the window is.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from workers.engines.llm.blocks import BLANK
+from workers.engines.llm.blocks import ZERO_BLOCK
 
 IMPLEMENTATION: Final = "tollgate_paged"
 
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """``blocks`` can be taken; two more are always there, one blank and one for what is lost."""
+    """``blocks`` can be allocated; there are two more, the zero block and the sink."""
 
     layers: int
     blocks: int
@@ -41,7 +42,7 @@ class CacheShape:
 
     @property
     def token_bytes(self) -> int:
-        """Keys and values of one position, in all layers."""
+        """Size of the keys and values of one position, in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     @property
@@ -50,205 +51,77 @@ class CacheShape:
 
     @property
     def sink(self) -> int:
-        """The block to which padding is written; nobody reads it."""
+        """The block to which padding is written; its content is never used."""
         return self.blocks + 1
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceInput:
-    """Tokens of one sequence to be run: ``ids`` from position ``start`` on, in the blocks of
-    ``table``. The logits after the last ``kept`` of them are wanted."""
+    """Tokens ``ids`` of one sequence, from position ``start`` on, stored in the blocks ``table``.
+
+    The forward returns the logits of the last ``logits_kept`` of them.
+    """
 
     ids: Sequence[int]
     start: int
     table: Sequence[int]
-    kept: int = 1
+    logits_kept: int = 1
 
     @property
     def stop(self) -> int:
         return self.start + len(self.ids)
 
 
-class Layout(Protocol):
-    """Whose the tokens of a step are, and where their past lies; on the device."""
+LayoutT = TypeVar("LayoutT")
 
 
-class Cache(Protocol):
-    """What a decoder asks of a cache, whichever attention it is made for."""
+class PagedCache(ABC, Generic[LayoutT]):
+    """Keys and values of all layers, each a tensor whose first dimension is the blocks.
 
-    shape: CacheShape
+    Subclasses choose the order within a block, and the attention that reads it.
+    """
 
-    def lay_out(
-        self,
-        rows: Sequence[SequenceInput],
-        columns: int,
-        pieces: Sequence[SequenceInput],
-        padding: int,
-        *,
-        steady: bool = False,
-    ) -> Layout:
-        """Say whose tokens come: ``columns`` of each row, then all of each piece, then padding.
-
-        A ``steady`` layout has the same shape however long the past is, if the cache can do that.
-        """
-        ...
-
-    def begin(self, layout: Layout) -> None:
-        """The next forward is that of this layout."""
-        ...
-
-    def zero_blocks(self, blocks: Sequence[int]) -> None:
-        """Forget what stands in blocks.
-
-        A mask hides numbers, but not what is none: 0 times NaN is NaN, also for the next in line.
-        """
-        ...
-
-    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks, each ``(source, target)``."""
-        ...
-
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float | None,
-    ) -> torch.Tensor:
-        """Store ``key`` and ``value`` ``(1, kv_heads, tokens, head_dim)``, attend to the past.
-
-        Return ``(1, tokens, heads, head_dim)``.
-        """
-        ...
-
-
-def places(
-    rows: Sequence[SequenceInput],
-    columns: int,
-    pieces: Sequence[SequenceInput],
-    padding: int,
-    shape: CacheShape,
-) -> tuple[list[int], list[int]]:
-    """The block, and the place in it, of each token of a step; padding goes to the sink."""
-    size, sink = shape.block_tokens, shape.sink
-    blocks: list[int] = []
-    offsets: list[int] = []
-    for row in rows:
-        for position in range(row.start, row.stop):
-            blocks.append(row.table[position // size])
-            offsets.append(position % size)
-        spare = columns - len(row.ids)
-        blocks += [sink] * spare
-        offsets += [0] * spare
-    for piece in pieces:
-        blocks += [piece.table[position // size] for position in range(piece.start, piece.stop)]
-        offsets += [position % size for position in range(piece.start, piece.stop)]
-    return blocks + [sink] * padding, offsets + [0] * padding
-
-
-@dataclass(frozen=True, slots=True)
-class _PrefillChunk:
-    """``gather`` and ``mask`` are None for the first piece of a prompt, which has no past."""
-
-    begin: int
-    end: int
-    gather: torch.Tensor | None
-    mask: torch.Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Gathered:
-    """``store`` ``(tokens · kv_heads,)`` and ``gather`` ``(rows · kv_heads · blocks,)`` int64,
-    ``masks`` of each column ``(rows, 1, 1, window)`` float32: 0, or -inf where it may not look."""
-
-    store: torch.Tensor
-    rows: int
-    columns: int
-    gather: torch.Tensor
-    masks: tuple[torch.Tensor, ...]
-    pieces: tuple[_PrefillChunk, ...]
-
-
-class Blocks:
-    """Keys and values of all layers, each a tensor whose first dimension is the blocks."""
-
-    def __init__(self, shape: CacheShape, device: torch.device, size: Sequence[int]) -> None:
-        """``size``: of one block."""
+    def __init__(self, shape: CacheShape, device: torch.device, block_shape: Sequence[int]) -> None:
         self.shape = shape
         self.device = device
-        whole = (shape.blocks + 2, *size)
+        self._layout: LayoutT | None = None
+        dimensions = (shape.blocks + 2, *block_shape)
         self._keys, self._values = (
-            [torch.zeros(whole, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
+            [torch.zeros(dimensions, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
             for _ in range(2)
         )
 
     def zero_blocks(self, blocks: Sequence[int]) -> None:
-        for kept in (*self._keys, *self._values):
-            kept[list(blocks)] = 0
+        """Zero blocks before they are used again.
 
-    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        Masks hide old numbers, but not NaN: 0 times NaN is NaN, for the next user too.
+        """
+        for stored in (*self._keys, *self._values):
+            stored[list(blocks)] = 0
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks, each ``(source, target)``."""
         sources, targets = (list(part) for part in zip(*pairs, strict=True))
-        for kept in (*self._keys, *self._values):
-            kept[targets] = kept[sources]
+        for stored in (*self._keys, *self._values):
+            stored[targets] = stored[sources]
 
-
-class GatherCache(Blocks):
-    """A block is ``(kv_heads, block_tokens, head_dim)``, so that it is copied in few pieces."""
-
-    def __init__(self, shape: CacheShape, device: torch.device) -> None:
-        super().__init__(shape, device, (shape.kv_heads, shape.block_tokens, shape.head_dim))
-        self._heads = torch.arange(shape.kv_heads, device=device)
-        self._layout: _Gathered | None = None
-
+    @abstractmethod
     def lay_out(
         self,
         rows: Sequence[SequenceInput],
         columns: int,
-        pieces: Sequence[SequenceInput],
+        prefills: Sequence[SequenceInput],
         padding: int,
         *,
-        steady: bool = False,
-    ) -> _Gathered:
-        blocks, offsets = places(rows, columns, pieces, padding, self.shape)
-        count = max((self._blocks_of(row.stop) for row in rows), default=0)
-        tables = [[*row.table[:count], *[BLANK] * (count - len(row.table))] for row in rows]
-        positions = [
-            [*range(row.start, row.stop), *[row.start] * (columns - len(row.ids))] for row in rows
-        ]
-        reach = torch.arange(count * self.shape.block_tokens, device=self.device)
-        laid: list[_PrefillChunk] = []
-        begin = len(rows) * columns
-        for piece in pieces:
-            end = begin + len(piece.ids)
-            laid.append(self._lay_piece(piece, begin, end))
-            begin = end
-        masks: tuple[torch.Tensor, ...] = ()
-        if rows:
-            until = torch.tensor(positions, device=self.device)[:, :, None, None, None]
-            masks = torch.zeros(()).where(reach <= until, -torch.inf).unbind(1)
-        block, offset = torch.tensor([blocks, offsets], device=self.device)
-        head = block[:, None] * self.shape.kv_heads + self._heads
-        store = head * self.shape.block_tokens + offset[:, None]
-        return _Gathered(
-            store.flatten(),
-            len(rows),
-            columns,
-            self._index(tables),
-            masks,
-            tuple(laid),
-        )
+        static: bool = False,
+    ) -> LayoutT:
+        """Describe a step's tokens: ``columns`` of each row, all of each prefill chunk, padding.
 
-    def _lay_piece(self, piece: SequenceInput, begin: int, end: int) -> _PrefillChunk:
-        if piece.start == 0:
-            return _PrefillChunk(begin, end, None, None)
-        table = piece.table[: self._blocks_of(piece.stop)]
-        reach = torch.arange(len(table) * self.shape.block_tokens, device=self.device)
-        mask = reach[None] <= reach[piece.start : piece.stop, None]
-        return _PrefillChunk(begin, end, self._index([table]), mask)
+        A ``static`` layout has the same shape for any length of the past, if the cache supports it.
+        """
 
-    def begin(self, layout: Layout) -> None:
-        assert isinstance(layout, _Gathered)
+    def begin(self, layout: LayoutT) -> None:
+        """Set the layout of the next forward."""
         self._layout = layout
 
     def attend(
@@ -259,71 +132,189 @@ class GatherCache(Blocks):
         value: torch.Tensor,
         scaling: float | None,
     ) -> torch.Tensor:
-        layout = self._layout
-        assert layout is not None
-        keys, values = self._keys[layer], self._values[layer]
-        for kept, new in ((keys, key), (values, value)):
-            flat = kept.view(-1, self.shape.head_dim)
-            flat.index_copy_(0, layout.store, new[0].transpose(0, 1).reshape(-1, flat.shape[1]))
+        """Store ``key`` and ``value`` ``(1, kv_heads, tokens, head_dim)``, then attend to the past.
+
+        Return ``(1, tokens, heads, head_dim)``.
+        """
+        assert self._layout is not None
+        stored = self._keys[layer], self._values[layer]
+        return self._attend(self._layout, stored, query, (key, value), scaling)
+
+    @abstractmethod
+    def _attend(
+        self,
+        layout: LayoutT,
+        stored: tuple[torch.Tensor, torch.Tensor],
+        query: torch.Tensor,
+        new: tuple[torch.Tensor, torch.Tensor],
+        scaling: float | None,
+    ) -> torch.Tensor:
+        """Write the ``new`` keys and values to the ``stored`` ones, then attend."""
+
+    def _locate(
+        self,
+        rows: Sequence[SequenceInput],
+        columns: int,
+        prefills: Sequence[SequenceInput],
+        padding: int,
+    ) -> tuple[list[int], list[int]]:
+        """Return the block of each token of a step, and the offset in it; the sink for padding."""
+        size, sink = self.shape.block_tokens, self.shape.sink
+        blocks: list[int] = []
+        offsets: list[int] = []
+        for row in rows:
+            for position in range(row.start, row.stop):
+                blocks.append(row.table[position // size])
+                offsets.append(position % size)
+            spare = columns - len(row.ids)
+            blocks += [sink] * spare
+            offsets += [0] * spare
+        for chunk in prefills:
+            blocks += [chunk.table[position // size] for position in range(chunk.start, chunk.stop)]
+            offsets += [position % size for position in range(chunk.start, chunk.stop)]
+        return blocks + [sink] * padding, offsets + [0] * padding
+
+    def _blocks_of(self, tokens: int) -> int:
+        return -(-tokens // self.shape.block_tokens)
+
+    def _tensor(self, values: Sequence[Any], dtype: torch.dtype = torch.long) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _PrefillChunk:
+    """Tokens ``[start, stop)`` of the step. ``gather`` and ``mask`` are None for the first chunk of
+    a prompt, which has no past."""
+
+    start: int
+    stop: int
+    gather: torch.Tensor | None
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _GatherLayout:
+    """``store`` ``(tokens · kv_heads,)`` and ``gather`` ``(rows · kv_heads · blocks,)`` int64;
+    ``masks`` of each column ``(rows, 1, 1, window)`` float32: 0, or -inf for masked positions."""
+
+    store: torch.Tensor
+    rows: int
+    columns: int
+    gather: torch.Tensor
+    masks: tuple[torch.Tensor, ...]
+    prefills: tuple[_PrefillChunk, ...]
+
+
+class GatherCache(PagedCache[_GatherLayout]):
+    """A block is ``(kv_heads, block_tokens, head_dim)``, so that few large parts are copied."""
+
+    def __init__(self, shape: CacheShape, device: torch.device) -> None:
+        super().__init__(shape, device, (shape.kv_heads, shape.block_tokens, shape.head_dim))
+        self._heads = torch.arange(shape.kv_heads, device=device)
+
+    def lay_out(
+        self,
+        rows: Sequence[SequenceInput],
+        columns: int,
+        prefills: Sequence[SequenceInput],
+        padding: int,
+        *,
+        static: bool = False,
+    ) -> _GatherLayout:
+        count = max((self._blocks_of(row.stop) for row in rows), default=0)
+        tables = [[*row.table[:count], *[ZERO_BLOCK] * (count - len(row.table))] for row in rows]
+        positions = [
+            [*range(row.start, row.stop), *[row.start] * (columns - len(row.ids))] for row in rows
+        ]
+        window = torch.arange(count * self.shape.block_tokens, device=self.device)
+        chunks: list[_PrefillChunk] = []
+        start = len(rows) * columns
+        for prefill in prefills:
+            stop = start + len(prefill.ids)
+            chunks.append(self._lay_out_prefill(prefill, start, stop))
+            start = stop
+        masks: tuple[torch.Tensor, ...] = ()
+        if rows:
+            until = self._tensor(positions)[:, :, None, None, None]
+            masks = torch.zeros(()).where(window <= until, -torch.inf).unbind(1)
+        block, offset = self._tensor(self._locate(rows, columns, prefills, padding))
+        head = block[:, None] * self.shape.kv_heads + self._heads
+        store = head * self.shape.block_tokens + offset[:, None]
+        return _GatherLayout(
+            store.flatten(), len(rows), columns, self._index(tables), masks, tuple(chunks)
+        )
+
+    def _lay_out_prefill(self, prefill: SequenceInput, start: int, stop: int) -> _PrefillChunk:
+        if prefill.start == 0:
+            return _PrefillChunk(start, stop, None, None)
+        table = prefill.table[: self._blocks_of(prefill.stop)]
+        window = torch.arange(len(table) * self.shape.block_tokens, device=self.device)
+        mask = window[None] <= window[prefill.start : prefill.stop, None]
+        return _PrefillChunk(start, stop, self._index([table]), mask)
+
+    def _attend(
+        self,
+        layout: _GatherLayout,
+        stored: tuple[torch.Tensor, torch.Tensor],
+        query: torch.Tensor,
+        new: tuple[torch.Tensor, torch.Tensor],
+        scaling: float | None,
+    ) -> torch.Tensor:
+        for target, source in zip(stored, new, strict=True):
+            flat = target.view(-1, self.shape.head_dim)
+            flat.index_copy_(0, layout.store, source[0].transpose(0, 1).reshape(-1, flat.shape[1]))
         _, heads, tokens, head_dim = query.shape
         rows, columns = layout.rows, layout.columns
         past = None
         if rows:
-            past = self._gather(layer, layout.gather, rows)
-        if columns == 1 and not layout.pieces:
-            asked = query[0, :, :rows].transpose(0, 1)
+            past = self._gather(stored, layout.gather, rows)
+        if columns == 1 and not layout.prefills:
             assert past is not None
-            written = _attend_by_row(asked, past[0], past[1], layout.masks[0], scaling)
-            return F.pad(written, (0, 0, 0, 0, 0, tokens - rows))[None]
+            decoded = _attend_by_row(
+                query[0, :, :rows].transpose(0, 1), *past, layout.masks[0], scaling
+            )
+            return F.pad(decoded, (0, 0, 0, 0, 0, tokens - rows))[None]
         attended = query.new_zeros(1, tokens, heads, head_dim)
         if past is not None:
             end = rows * columns
             for column, mask in enumerate(layout.masks):
                 attended[0, column:end:columns] = _attend_by_row(
-                    query[0, :, column:end:columns].transpose(0, 1),
-                    past[0],
-                    past[1],
-                    mask,
-                    scaling,
+                    query[0, :, column:end:columns].transpose(0, 1), *past, mask, scaling
                 )
-        for piece in layout.pieces:
-            there = slice(piece.begin, piece.end)
-            if piece.gather is None:
-                past = key[:, :, there].contiguous(), value[:, :, there].contiguous()
+        for chunk in layout.prefills:
+            tokens_of = slice(chunk.start, chunk.stop)
+            if chunk.gather is None:
+                key, value = (part[:, :, tokens_of].contiguous() for part in new)
             else:
-                past = self._gather(layer, piece.gather, 1)
-            attended[:, there] = F.scaled_dot_product_attention(
-                query[:, :, there].contiguous(),
-                past[0],
-                past[1],
-                attn_mask=piece.mask,
-                is_causal=piece.mask is None,
+                key, value = self._gather(stored, chunk.gather, 1)
+            attended[:, tokens_of] = F.scaled_dot_product_attention(
+                query[:, :, tokens_of].contiguous(),
+                key,
+                value,
+                attn_mask=chunk.mask,
+                is_causal=chunk.mask is None,
                 scale=scaling,
                 enable_gqa=True,
             ).transpose(1, 2)
         return attended
 
-    def _blocks_of(self, tokens: int) -> int:
-        return -(-tokens // self.shape.block_tokens)
-
     def _index(self, tables: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Where the past of each row lies, for each head by itself, so that it is copied once."""
-        table = torch.tensor(tables, dtype=torch.long, device=self.device)
+        """Return the position of each row's past, per head, so that it is copied only once."""
+        table = self._tensor(tables)
         if not tables:
             return table
         return (table[:, None] * self.shape.kv_heads + self._heads[:, None]).flatten()
 
     def _gather(
-        self, layer: int, index: torch.Tensor, rows: int
+        self, stored: tuple[torch.Tensor, torch.Tensor], index: torch.Tensor, rows: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values, each ``(rows, kv_heads, window, head_dim)``."""
         shape = self.shape
         key, value = (
-            kept[layer]
-            .view(-1, shape.block_tokens * shape.head_dim)
+            part.view(-1, shape.block_tokens * shape.head_dim)
             .index_select(0, index)
             .view(rows, shape.kv_heads, -1, shape.head_dim)
-            for kept in (self._keys, self._values)
+            for part in stored
         )
         return key, value
 
@@ -335,10 +326,10 @@ def _attend_by_row(
     mask: torch.Tensor,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Attention of one token to its row's past, the same bits in whichever row.
+    """Compute the attention of one token per row to that row's past, with the same bits in any row.
 
-    ``query`` is ``(rows, heads, head_dim)``; return the same. In float32, for the products of
-    shorter types are now and then summed in another order where a row is not aligned.
+    ``query`` and the result are ``(rows, heads, head_dim)``. Computed in float32, because products
+    of shorter types are occasionally summed in a different order if a row is not aligned.
     """
     rows, heads, head_dim = query.shape
     kv_heads = keys.shape[1]
@@ -350,12 +341,12 @@ def _attend_by_row(
 
 
 def attention_modules(model: Any) -> list[Any]:
-    """Find the attention layers of a model, by what all proven families call their parts."""
+    """Return the attention layers of a model, found by attributes common to all families."""
     return [m for m in model.modules() if hasattr(m, "layer_idx") and hasattr(m, "o_proj")]
 
 
-def attach(model: Any, cache: Cache) -> None:
-    """Make a model's attention layers use a cache."""
+def attach(model: Any, cache: PagedCache[Any]) -> None:
+    """Make a model's attention layers use ``cache``."""
     AttentionInterface.register(IMPLEMENTATION, _attend)
     AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
     model.set_attn_implementation(IMPLEMENTATION)
@@ -372,9 +363,9 @@ def _attend(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    cache: Cache = module.tollgate_cache
+    cache: PagedCache[Any] = module.tollgate_cache
     return cache.attend(module.layer_idx, query, key, value, scaling), None
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
-    """The cache makes its own masks."""
+    """Return no mask: the cache creates its own."""

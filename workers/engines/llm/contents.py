@@ -1,11 +1,11 @@
-"""Keeps what users write content: no control token comes from a message, a name or a tool.
+"""Tokenizes conversations so that no control token comes from a message, a name or a tool.
 
-A chat template is rendered to text, and in text a control token that a user typed looks like one
-that the template wrote. So before rendering, whatever a user wrote that holds a control token, or
-could complete one, is marked with a character that occurs nowhere in the conversation. A control
-token in the rendered text that has no marks inside is the template's; the others are text.
+A chat template is rendered to text, in which a control token that a user typed looks like one of
+the template. So before rendering, every user string that contains a control token, or could
+complete one, is marked with a character that occurs nowhere in the conversation. A control token in
+the rendered text without marks inside it is the template's; all others are text.
 
-The invariant: a conversation without such text is tokenized exactly as without this module.
+The invariant: a conversation without such strings is tokenized exactly as without this module.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ Render = Callable[[Any, Any], str]
 
 _SHAPE: Final = re.compile(r"<\|.+\|>", re.DOTALL)
 _MARKS: Final = range(0xF0000, 0x10FFFE)
-"""Code points for private use, of which text seldom has any."""
+"""Candidate marks: private-use code points, which text rarely contains."""
 
 
 class Contents:
-    """``tokenizer`` is a fast one of transformers; ``sample`` is text that its template made."""
+    """``tokenizer``: a fast one of transformers. ``sample``: text rendered by its template."""
 
     def __init__(self, tokenizer: Any, sample: str) -> None:
         self._tokenizer = tokenizer
-        written = str(tokenizer.chat_template or "") + sample
+        template_text = str(tokenizer.chat_template or "") + sample
         self.control = {
             id: str(token)
             for id, token in tokenizer.added_tokens_decoder.items()
-            if _controls(token, written)
+            if _is_control(token, template_text)
         }
-        """Control tokens by their numbers."""
+        """Text of each control token, by token id."""
         texts = sorted(set(self.control.values()), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
         self._heads = {text[:size] for text in texts for size in range(1, len(text))}
@@ -46,17 +46,17 @@ class Contents:
         self._longest = max(map(len, texts), default=0)
 
     @cached_property
-    def guarded(self) -> Guarded:
-        return Guarded(self._tokenizer, self.control)
+    def guarded(self) -> GuardedTokenizer:
+        return GuardedTokenizer(self._tokenizer, self.control)
 
     def encode(self, render: Render, turns: Any, tools: Any) -> list[int]:
         """Render and tokenize a conversation.
 
-        Raise ``ValueError`` if no mark is left that the conversation does not contain.
+        Raise ``ValueError`` if the conversation contains every candidate mark.
         """
         mark = ""
         if any(map(self._is_suspect, _strings((turns, tools)))):
-            mark = _unused(_strings((turns, tools)))
+            mark = _find_mark(_strings((turns, tools)))
 
             def marked(text: str) -> str:
                 return self._mark(text, mark)
@@ -83,7 +83,7 @@ class Contents:
         return any(text[-size:] in self._heads or text[:size] in self._tails for size in sizes)
 
     def _mark(self, text: str, mark: str) -> str:
-        """Put marks into control tokens, and where one could be completed."""
+        """Insert marks into control tokens, and at ends that could complete one."""
         if not self._is_suspect(text):
             return text
         marked = self._pattern.sub(lambda found: "".join(mark + char for char in found[0]), text)
@@ -95,10 +95,10 @@ class Contents:
         return marked
 
 
-class Guarded:
-    """A copy of a tokenizer that knows control tokens by names which cannot be guessed.
+class GuardedTokenizer:
+    """A copy of a tokenizer in which control tokens have unpredictable names.
 
-    Their numbers stay, and the text that they had is text like any other to it.
+    Their ids stay the same, and their original text is tokenized like any other text.
     """
 
     def __init__(self, tokenizer: Any, control: Mapping[int, str]) -> None:
@@ -112,17 +112,17 @@ class Guarded:
         _rename(data["model"], self.names)
         data |= {"truncation": None, "padding": None, "post_processor": None}
         self.json = json.dumps(data)
-        """In the format of Hugging Face's tokenizers."""
+        """The copy in the JSON format of Hugging Face's tokenizers."""
         self._copy = Tokenizer.from_str(self.json)
 
     def encode(self, text: str) -> list[int]:
-        """Tokenize text whose control tokens are given by their names."""
+        """Tokenize text in which control tokens are written by their names."""
         ids: list[int] = self._copy.encode(text, add_special_tokens=False).ids
         return ids
 
 
 def _rename(model: dict[str, Any], names: Mapping[str, str]) -> None:
-    """Rename pieces of a tokenizer's model that are control tokens as well."""
+    """Rename entries of a tokenizer's vocabulary that are also control tokens."""
     vocab = model["vocab"]
     if isinstance(vocab, dict):
         model["vocab"] = {names.get(piece, piece): id for piece, id in vocab.items()}
@@ -139,27 +139,27 @@ def _makes(merge: str | list[str], names: Container[str]) -> bool:
     return left in names or right in names or left + right in names
 
 
-def _controls(token: Any, written: str) -> bool:
-    """Whether an added token steers: a special one, or one that the template writes.
+def _is_control(token: Any, template_text: str) -> bool:
+    """Whether an added token is a control token: a special one, or one that the template writes.
 
-    Others are only frequent text, such as line ends or tags of HTML, and are read as they are.
+    Others are only frequent text, such as line ends or HTML tags.
     """
     text = str(token)
     if len(text) < 2 or text.isspace() or set(text) == {"▁"}:
         return False
-    return bool(token.special) or text in written or bool(_SHAPE.fullmatch(text))
+    return bool(token.special) or text in template_text or bool(_SHAPE.fullmatch(text))
 
 
-def _unused(texts: Iterator[str]) -> str:
+def _find_mark(texts: Iterator[str]) -> str:
     known = set().union(*map(set, texts))
     for code in _MARKS:
         if chr(code) not in known:
             return chr(code)
-    raise ValueError("it holds every character for private use that there is")
+    raise ValueError("it contains every private use character")
 
 
 def _without(mark: str, text: str) -> str:
-    """Text without marks, also where a template wrote them as JSON in ASCII."""
+    """Remove marks from text, including those that a template wrote as ASCII JSON."""
     if not mark:
         return text
     return text.replace(mark, "").replace(json.dumps(mark)[1:-1], "")

@@ -1,11 +1,10 @@
-"""Runs a model over its paged cache: what is written and what is read, in one forward if it may be.
+"""Runs a model over its paged cache: decode and prefill in one forward where results allow it.
 
-What a forward needs is staged on the device first, so that the transfer can be timed apart. Whether
-all tokens of a step can go through the matrix products together without an answer depending on
-who else is there is measured on the device itself when a model is loaded (``is_invariant``): there
-the products give each row the same bits however many rows there are, and a step is one forward.
-Where they do not, what is written goes in one forward that always has the same shape, and every
-piece of a prompt in one of its own.
+The inputs of a forward are staged on the device first, so that the transfer can be timed apart.
+Whether a whole step can be one forward without an answer depending on the other requests in it is
+measured on the device when the model is loaded (``_is_invariant``): if matrix products give each
+row the same bits for any number of rows, it can. Otherwise decode is one forward that always has
+the same shape, and each prefill chunk is a separate forward.
 """
 
 from __future__ import annotations
@@ -16,78 +15,83 @@ from typing import Any, Final
 
 import torch
 
-from workers.engines.llm.cache import Cache, Layout, SequenceInput, attach
+from workers.engines.llm.cache import PagedCache, SequenceInput, attach
 from workers.engines.llm.graphs import Graph, Recorder, StaticInputs, make_graph
 
 ROWS: Final = 4
-"""A forward has a multiple of so many tokens: with fewer, products take another way."""
+"""Multiple to which the tokens of a forward are padded: fewer rows use other product kernels."""
 _PROBED: Final = (1, 7, 16, 33, 96)
-"""Tokens of others beside which a prompt is read to see whether that changes it."""
+"""Numbers of other tokens beside which a prompt is prefilled, to see whether its logits change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """One run of the model: ids and positions ``(1, tokens)``, all int64; ``kept`` are the places
-    whose logits are wanted, the first ``wanted`` of them, for the last product is one like any."""
+    """One run of the model: ids and positions ``(1, tokens)``, all int64.
+
+    Logits are computed for the indices ``logits_at``, padded to a multiple of ``ROWS`` like any
+    other product; the first ``logits_kept`` of them are returned.
+    """
 
     ids: torch.Tensor
     positions: torch.Tensor
-    kept: torch.Tensor
-    wanted: int
-    layout: Layout
-    steady: bool = False
-    """Whether every such forward has the same shape, so that it may be recorded."""
+    logits_at: torch.Tensor
+    logits_kept: int
+    layout: Any
+    static: bool = False
+    """Whether every such forward has the same shape, so that it can be recorded."""
 
 
 class Decoder:
-    """A model over its cache. ``width`` is the most tokens of one sequence that are written."""
+    """A model over its cache. ``decode_tokens_max``: maximum tokens of a decoding sequence in a
+    step."""
 
     def __init__(
         self,
         model: Any,
-        cache: Cache,
+        cache: PagedCache[Any],
         device: torch.device,
         *,
         rows: int,
-        width: int = 1,
-        together: bool | None = None,
+        decode_tokens_max: int = 1,
+        one_forward: bool | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """``together``: whether a step may be one forward; without it that is found out.
-        ``recorder`` records what is written, where it always has the same shape."""
+        """``one_forward``: whether a step can be one forward; if None, it is measured.
+        ``recorder`` records the decode forwards of constant shape."""
         self._model = model
         self._cache = cache
         self._device = device
         self._rows = rows
-        self._width = width
+        self._decode_tokens_max = decode_tokens_max
         self._recorder = recorder
         self._graph: Graph | None = None
         attach(model, cache)
-        self.together = True if together is None else together
-        if together is None:
-            self.together = self._is_invariant()
+        self.one_forward = True if one_forward is None else one_forward
+        if one_forward is None:
+            self.one_forward = self._is_invariant()
 
     def stage(
-        self, writing: Sequence[SequenceInput], reading: Sequence[SequenceInput]
+        self, decodes: Sequence[SequenceInput], prefills: Sequence[SequenceInput]
     ) -> list[Forward]:
-        """Bring a step to the device."""
-        if not writing and not reading:
+        """Copy the inputs of a step to the device."""
+        if not decodes and not prefills:
             return []
-        if self.together:
-            columns = max((len(feed.ids) for feed in writing), default=0)
-            tokens = len(writing) * columns + sum(len(feed.ids) for feed in reading)
-            return [self._stage(writing, columns, reading, -tokens % ROWS)]
+        if self.one_forward:
+            columns = max((len(decode.ids) for decode in decodes), default=0)
+            tokens = len(decodes) * columns + sum(len(prefill.ids) for prefill in prefills)
+            return [self._stage(decodes, columns, prefills, -tokens % ROWS)]
         idle = SequenceInput([], 0, [self._cache.shape.sink], 0)
         forwards = []
-        if writing:
-            rows = [*writing, *[idle] * (self._rows - len(writing))]
-            padding = -len(rows) * self._width % ROWS
-            forwards.append(self._stage(rows, self._width, [], padding, steady=True))
-        forwards += [self._stage([], 0, [piece], 0) for piece in reading]
+        if decodes:
+            rows = [*decodes, *[idle] * (self._rows - len(decodes))]
+            columns = self._decode_tokens_max
+            padding = -len(rows) * columns % ROWS
+            forwards.append(self._stage(rows, columns, [], padding, static=True))
+        forwards += [self._stage([], 0, [prefill], 0) for prefill in prefills]
         return forwards
 
     def run(self, forwards: Sequence[Forward]) -> torch.Tensor:
-        """Return the logits ``(kept, vocabulary)`` on the device, in the order of the feeds."""
+        """Return the logits ``(kept, vocabulary)`` on the device, in the order of the inputs."""
         logits = [self._forward(forward) for forward in forwards]
         if not logits:
             return torch.empty(0, 0)
@@ -97,12 +101,12 @@ class Decoder:
         if blocks:
             self._cache.zero_blocks(blocks)
 
-    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         if pairs:
-            self._cache.copy(pairs)
+            self._cache.copy_blocks(pairs)
 
     def wait(self) -> None:
-        """Wait for the device, so that whoever times a phase times its work."""
+        """Synchronize with the device, so that a timed phase includes its work."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
@@ -110,63 +114,63 @@ class Decoder:
         self,
         rows: Sequence[SequenceInput],
         columns: int,
-        pieces: Sequence[SequenceInput],
+        prefills: Sequence[SequenceInput],
         padding: int,
         *,
-        steady: bool = False,
+        static: bool = False,
     ) -> Forward:
         ids: list[int] = []
         positions: list[int] = []
-        kept: list[int] = []
+        logits_at: list[int] = []
         for row in rows:
             end = len(ids) + len(row.ids)
-            kept += range(end - row.kept, end)
+            logits_at += range(end - row.logits_kept, end)
             spare = columns - len(row.ids)
             ids += [*row.ids, *[0] * spare]
             positions += [*range(row.start, row.stop), *[row.start] * spare]
-        for piece in pieces:
-            end = len(ids) + len(piece.ids)
-            kept += range(end - piece.kept, end)
-            ids += piece.ids
-            positions += range(piece.start, piece.stop)
+        for prefill in prefills:
+            end = len(ids) + len(prefill.ids)
+            logits_at += range(end - prefill.logits_kept, end)
+            ids += prefill.ids
+            positions += range(prefill.start, prefill.stop)
         ids += [0] * padding
         positions += [0] * padding
         return Forward(
             self._tensor(ids)[None],
             self._tensor(positions)[None],
-            self._tensor(kept + [0] * (-len(kept) % ROWS)),
-            len(kept),
-            self._cache.lay_out(rows, columns, pieces, padding, steady=steady),
-            steady,
+            self._tensor(logits_at + [0] * (-len(logits_at) % ROWS)),
+            len(logits_at),
+            self._cache.lay_out(rows, columns, prefills, padding, static=static),
+            static,
         )
 
     def _forward(self, forward: Forward) -> torch.Tensor:
-        if forward.steady and self._recorder is not None:
-            return self._replayed(forward)
+        if forward.static and self._recorder is not None:
+            return self._replay(forward)
         self._cache.begin(forward.layout)
         out = self._model(
             input_ids=forward.ids,
             position_ids=forward.positions,
             use_cache=False,
-            logits_to_keep=forward.kept,
+            logits_to_keep=forward.logits_at,
         )
-        logits: torch.Tensor = out.logits[0, : forward.wanted].float()
+        logits: torch.Tensor = out.logits[0, : forward.logits_kept].float()
         return logits
 
-    def _replayed(self, forward: Forward) -> torch.Tensor:
-        """All logits of a step of constant shape, of which the wanted are picked."""
-        steady = StaticInputs(forward.ids, forward.positions, forward.layout)
+    def _replay(self, forward: Forward) -> torch.Tensor:
+        """Compute all logits of a step of constant shape, then select those that are kept."""
+        inputs = StaticInputs(forward.ids, forward.positions, forward.layout)
         if self._graph is None and self._recorder is not None:
-            self._graph = make_graph(self._run_steady, steady, self._recorder)
+            self._graph = make_graph(self._run_static, inputs, self._recorder)
             if self._graph is None:
                 self._recorder = None
-        logits = self._run_steady(steady) if self._graph is None else self._graph(steady)
-        return logits[forward.kept[: forward.wanted]].float()
+        logits = self._run_static(inputs) if self._graph is None else self._graph(inputs)
+        return logits[forward.logits_at[: forward.logits_kept]].float()
 
-    def _run_steady(self, steady: StaticInputs) -> torch.Tensor:
-        self._cache.begin(steady.layout)
+    def _run_static(self, inputs: StaticInputs) -> torch.Tensor:
+        self._cache.begin(inputs.layout)
         out = self._model(
-            input_ids=steady.ids, position_ids=steady.positions, use_cache=False, logits_to_keep=0
+            input_ids=inputs.ids, position_ids=inputs.positions, use_cache=False, logits_to_keep=0
         )
         logits: torch.Tensor = out.logits[0]
         return logits
@@ -174,10 +178,10 @@ class Decoder:
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long, device=self._device)
 
-    # --- Does it matter who else is there? --------------------------------------------------------
+    # --- Batch invariance -------------------------------------------------------------------------
 
     def _is_invariant(self) -> bool:
-        """Whether others in the same forward leave an answer as it is, to the last bit."""
+        """Whether other tokens in the same forward leave logits unchanged, to the last bit."""
         if self._device.type != "cpu" or self._cache.shape.blocks < 2:
             return False
         with torch.inference_mode():
@@ -187,18 +191,18 @@ class Decoder:
         return same
 
     def _probe(self) -> Iterator[torch.Tensor]:
-        """Read and write the same beside ever more of something else."""
+        """Prefill and decode the same tokens beside more and more others; yield their logits."""
         size = self._cache.shape.block_tokens
-        ids = [(7 * place) % 97 for place in range(min(21, size - 2))]
+        ids = [(7 * index) % 97 for index in range(min(21, size - 2))]
         for beside in _PROBED:
             self._cache.zero_blocks([1, 2])
             others = [SequenceInput(list(range(min(beside, size))), 0, [2], 1)]
-            while (left := beside - sum(len(feed.ids) for feed in others)) > 0:
+            while (left := beside - sum(len(other.ids) for other in others)) > 0:
                 others.append(
                     SequenceInput(list(range(min(left, size))), 0, [self._cache.shape.sink], 0)
                 )
-            read = self.run(self.stage([], [SequenceInput(ids, 0, [1]), *others]))
+            prefilled = self.run(self.stage([], [SequenceInput(ids, 0, [1]), *others]))
             row = SequenceInput([5], len(ids), [1])
             more = [SequenceInput([9], min(beside, size - 1), [2])] * (beside % 3)
-            written = self.run(self.stage([row, *more], others[1:]))
-            yield torch.cat([read[:1], written[:1]])
+            decoded = self.run(self.stage([row, *more], others[1:]))
+            yield torch.cat([prefilled[:1], decoded[:1]])

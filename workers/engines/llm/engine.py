@@ -1,10 +1,10 @@
 """The language model engine: requests join and leave between steps, each with its own parameters.
 
-A step adds a token to every running sequence, or several where some were guessed, and reads the
-prompts of newcomers. Everything that can run out of memory is done before any state changes, so
-such a step can be repeated without the request that was dropped. Modules that touch no tensor
-decide: ``scheduler`` who takes part and where in the cache, ``answers``, ``text`` and ``tools``
-what is said; ``decoder`` and ``cache`` compute.
+A step decodes a token for every running sequence, or several if draft tokens are accepted, and
+prefills the prompts of new requests. Everything that can run out of memory happens before any state
+changes, so that a failed step can be repeated without the request that was dropped. Modules without
+tensors decide: ``scheduler`` which sequences run, in which blocks; ``request``, ``text`` and
+``tools`` what is emitted. ``decoder`` and ``cache`` compute.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from workers.engines.llm.blocks import BlockPool, digests
 from workers.engines.llm.cache import SequenceInput
 from workers.engines.llm.checkpoint import Checkpoint
 from workers.engines.llm.decoder import Decoder
-from workers.engines.llm.draft_model import DraftModel
-from workers.engines.llm.drafts import PromptLookup
 from workers.engines.llm.grammar import GrammarError
 from workers.engines.llm.loading import load_draft, make_decoder
 from workers.engines.llm.options import read_options
 from workers.engines.llm.request import ChatRequest, ChoiceState
 from workers.engines.llm.sampling import SampledToken
 from workers.engines.llm.scheduler import Scheduler, SequenceGroup, StepPlan, TokenSequence
+from workers.engines.llm.speculation import DraftModel, PromptLookup
 from workers.engines.llm.tools import is_constrained
 from workers.engines.memory import is_out_of_memory
 from workers.engines.threads import threads_for, use_threads
@@ -48,16 +47,14 @@ from workers.protocol.engine import (
 
 log = logging.getLogger(__name__)
 
-PATIENCE_MS: Final = 60_000
-"""A request is as urgent as one that must be done in a minute, or by its own deadline."""
+DUE_MS: Final = 60_000
+"""A request is due this long after its admission, or at its own deadline if that is earlier."""
 PRIORITY_MS: Final = 30_000
-"""A priority higher by one is worth having come so much earlier."""
+"""How much earlier a request is due for each level of priority."""
 
 
 @dataclass(slots=True)
-class _Loaded:
-    """What there is while the model is loaded."""
-
+class _LoadedModel:
     checkpoint: Checkpoint
     decoder: Decoder
     scheduler: Scheduler
@@ -65,22 +62,25 @@ class _Loaded:
 
 
 class LlmEngine:
-    """Any checkpoint directory of a proven family. Raise ``ValueError`` if an option is wrong."""
+    """Serves any checkpoint directory of a supported family.
+
+    Raise ``ValueError`` if an option is invalid.
+    """
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
         self._options = read_options(spec)
-        self._answering: dict[RequestId, ChatRequest] = {}
-        self._loaded: _Loaded | None = None
+        self._requests: dict[RequestId, ChatRequest] = {}
+        self._loaded: _LoadedModel | None = None
         self._threads = 1
 
     @property
-    def _there(self) -> _Loaded:
+    def _model(self) -> _LoadedModel:
         assert self._loaded is not None
         return self._loaded
 
     def load(self) -> None:
-        """Read the weights, make the cache, warm up. Raise ``ValueError`` with the reason."""
+        """Load the weights, create the cache, warm up. Raise ``ValueError`` with the reason."""
         options = self._options
         checkpoint = Checkpoint(self._spec, options)
         self._threads = threads_for(checkpoint.model, options.threads)
@@ -91,9 +91,9 @@ class LlmEngine:
             BlockPool(checkpoint.shape.blocks),
             slots=options.slots,
             block_tokens=checkpoint.shape.block_tokens,
-            width=options.width,
+            decode_tokens_max=options.decode_tokens_max,
         )
-        self._loaded = _Loaded(checkpoint, decoder, scheduler, draft)
+        self._loaded = _LoadedModel(checkpoint, decoder, scheduler, draft)
 
     def unload(self) -> None:
         self._loaded = None
@@ -102,44 +102,47 @@ class LlmEngine:
 
     def admit(self, job: Job, clock: PhaseClock, files: Sequence[bytes] = ()) -> Admission:
         with clock.phase("preprocess"):
-            if self._there.scheduler.waiting >= 2 * self._options.slots:
+            if self._model.scheduler.waiting >= 2 * self._options.slots:
                 return Wait()
             try:
                 chat = msgspec.convert(job.input, ChatInput)
             except msgspec.ValidationError as error:
-                return Failed("invalid_input", f"The input is no conversation: {error}.")
-            return self._refuse(chat) or self._take_in(job, chat)
+                return Failed("invalid_input", f"The input is not a valid conversation: {error}.")
+            return self._refuse(chat) or self._admit(job, chat)
 
     def step(self, clock: PhaseClock) -> StepReport:
-        there = self._there
+        scheduler = self._model.scheduler
         use_threads(self._threads)
-        guesses = self._guess()
-        plan = there.scheduler.plan()
-        with torch.inference_mode(), _memory_errors_by_name():
-            said = self._compute(plan, guesses, clock)
-        there.scheduler.advance(plan)
+        drafts = self._propose()
+        plan = scheduler.plan()
+        with torch.inference_mode(), _translate_memory_errors():
+            sampled = self._compute(plan, drafts, clock)
+        scheduler.advance(plan)
         with clock.phase("postprocess"):
-            return self._report(plan, said)
+            return self._report(plan, sampled)
 
     def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
-        self._answering[request_id].cancelled = reason
-        self._there.scheduler.halt(request_id)
+        self._requests[request_id].cancelled = reason
+        self._model.scheduler.stop(request_id)
 
     def release(self, request_id: RequestId) -> None:
-        del self._answering[request_id]
-        self._there.scheduler.leave(request_id)
+        del self._requests[request_id]
+        self._model.scheduler.remove(request_id)
 
     # --- Admission --------------------------------------------------------------------------------
 
     def _refuse(self, chat: ChatInput) -> Failed | None:
-        """Refuse what cannot be done, or what would harm others; the gateway checked the rest."""
-        vocabulary = self._there.checkpoint.vocabulary
+        """Refuse what this model does not support or what could harm other requests.
+
+        The gateway has checked everything else.
+        """
+        vocabulary = self._model.checkpoint.vocabulary
         size = vocabulary.size
         if chat.tools and chat.tool_choice != "none" and vocabulary.tool_format is None:
             return Failed(
                 "unsupported_parameter",
-                "This model was not made to call functions: its chat template knows no tools. "
-                "Leave tools out.",
+                "This model does not support function calling: its chat template has no tools. "
+                "Omit tools.",
                 param="tools",
             )
         if chat.tool_name is not None and chat.tool_name not in {tool.name for tool in chat.tools}:
@@ -151,26 +154,25 @@ class LlmEngine:
         if not 1 <= chat.n <= self._options.slots:
             return Failed(
                 "invalid_input",
-                f"n is {chat.n}; this model writes 1 to {self._options.slots} choices at a time.",
+                f"n is {chat.n}; this model accepts 1 to {self._options.slots}.",
                 param="n",
             )
         if chat.max_tokens < 1:
             return Failed(
                 "invalid_input",
-                f"max_tokens is {chat.max_tokens}; at least 1 is needed.",
+                f"max_tokens is {chat.max_tokens}; it must be at least 1.",
                 param="max_tokens",
             )
         if unknown := [token for token in chat.logit_bias if not 0 <= token < size]:
             return Failed(
                 "invalid_input",
-                f"logit_bias names the token {unknown[0]}; there are 0 to {size - 1}.",
+                f"logit_bias contains token {unknown[0]}; tokens are 0 to {size - 1}.",
                 param="logit_bias",
             )
         return None
 
-    def _take_in(self, job: Job, chat: ChatInput) -> Admission:
-        there = self._there
-        vocabulary = there.checkpoint.vocabulary
+    def _admit(self, job: Job, chat: ChatInput) -> Admission:
+        vocabulary = self._model.checkpoint.vocabulary
         param = "prompt" if chat.prompts else "messages"
         try:
             if chat.prompts:
@@ -181,63 +183,64 @@ class LlmEngine:
         except ValueError as error:
             what = "prompt" if chat.prompts else "conversation"
             return Failed(
-                "invalid_input", f"The model cannot read this {what}: {error}.", param=param
+                "invalid_input", f"The model cannot process this {what}: {error}.", param=param
             )
         for prompt in prompts:
             if failure := self._refuse_length(prompt, chat, param):
                 return failure
         try:
-            answers = [
-                self._answer(job.request_id, place * chat.n + index, chat, prompt)
-                for place, prompt in enumerate(prompts)
+            choices = [
+                self._create_choice(job.request_id, number * chat.n + index, chat, prompt)
+                for number, prompt in enumerate(prompts)
                 for index in range(chat.n)
             ]
         except ValueError as error:
             param = "tools" if chat.tools else "response_format"
-            return Failed("invalid_input", f"This schema cannot be followed: {error}.", param=param)
-        answering = self._answering[job.request_id] = ChatRequest(job.request_id, job.stream)
-        for place, prompt in enumerate(prompts):
-            seat = self._seat(job, prompt, chat.n)
-            answering.seats.append(seat)
-            mine = answers[place * chat.n : (place + 1) * chat.n]
-            answering.answers.update(zip(seat.chains, mine, strict=True))
+            return Failed("invalid_input", f"This schema is not supported: {error}.", param=param)
+        request = self._requests[job.request_id] = ChatRequest(job.request_id, job.stream)
+        for number, prompt in enumerate(prompts):
+            group = self._schedule(job, prompt, chat.n)
+            request.groups.append(group)
+            own = choices[number * chat.n : (number + 1) * chat.n]
+            request.choices.update(zip(group.sequences, own, strict=True))
         return Admitted()
 
     def _refuse_length(self, prompt: Sequence[int], chat: ChatInput, param: str) -> Failed | None:
-        there = self._there
-        context = there.checkpoint.context
+        context = self._model.checkpoint.context
         if len(prompt) >= context:
             what = "prompt" if chat.prompts else "conversation"
             return Failed(
                 "context_length_exceeded",
-                f"The {what} is {len(prompt)} tokens long, and this model's context is "
-                f"{context}; at least one must be left for the answer.",
+                f"The {what} is {len(prompt)} tokens long, but this model's context is {context} "
+                "tokens, and the answer needs at least one of them.",
                 param=param,
             )
-        if not there.scheduler.fits(len(prompt), chat.n, self._limit(prompt, chat)):
-            room = there.checkpoint.shape.blocks * there.checkpoint.shape.block_tokens
+        if not self._model.scheduler.fits(len(prompt), chat.n, self._limit(prompt, chat)):
+            shape = self._model.checkpoint.shape
+            cache_tokens = shape.blocks * shape.block_tokens
             return Failed(
                 "invalid_input",
-                f"A prompt of {len(prompt)} tokens with {chat.n} answers of up to "
-                f"{self._limit(prompt, chat)} needs more than this model's cache of {room} tokens.",
+                f"A prompt of {len(prompt)} tokens with {chat.n} choices of up to "
+                f"{self._limit(prompt, chat)} tokens does not fit into this model's cache of "
+                f"{cache_tokens} tokens.",
                 param="n" if chat.n > 1 else "max_tokens",
             )
         return None
 
     def _limit(self, prompt: Sequence[int], chat: ChatInput) -> int:
-        return min(chat.max_tokens, self._there.checkpoint.context - len(prompt))
+        return min(chat.max_tokens, self._model.checkpoint.context - len(prompt))
 
-    def _answer(
+    def _create_choice(
         self, request_id: RequestId, index: int, chat: ChatInput, prompt: Sequence[int]
     ) -> ChoiceState:
-        """Raise ``ValueError`` if the schema that the answer must fit is none."""
-        vocabulary = self._there.checkpoint.vocabulary
+        """Raise ``ValueError`` if the schema of the answer is not supported."""
+        vocabulary = self._model.checkpoint.vocabulary
         constraint = None
         if is_constrained(chat):
             constraint = vocabulary.grammars.constrain(
                 chat, vocabulary.tool_format, request_id=request_id
             )
-        answer = ChoiceState(
+        choice = ChoiceState(
             index,
             chat,
             vocabulary,
@@ -247,162 +250,172 @@ class LlmEngine:
         )
         speculation = self._options.speculation
         if speculation is not None and speculation.method == "lookup":
-            answer.lookup = PromptLookup(prompt)
-        return answer
+            choice.lookup = PromptLookup(prompt)
+        return choice
 
-    def _seat(self, job: Job, prompt: Sequence[int], choices: int) -> SequenceGroup:
-        there = self._there
+    def _schedule(self, job: Job, prompt: Sequence[int], choices: int) -> SequenceGroup:
         now_ms = time.time() * 1000
-        due = min(now_ms + PATIENCE_MS, job.deadline_ms or now_ms + PATIENCE_MS)
-        known = (
-            digests(job.account_id, prompt, there.checkpoint.shape.block_tokens)
+        due = min(now_ms + DUE_MS, job.deadline_ms or now_ms + DUE_MS)
+        prefixes = (
+            digests(job.account_id, prompt, self._model.checkpoint.shape.block_tokens)
             if self._options.prefix_cache
             else ()
         )
-        return there.scheduler.add(
+        return self._model.scheduler.add(
             job.request_id,
             prompt_tokens=len(prompt),
             choices=choices,
-            digests=known,
+            digests=prefixes,
             due=due - job.priority * PRIORITY_MS,
             priority=job.priority,
         )
 
     # --- One step ---------------------------------------------------------------------------------
 
-    def _answers(self) -> Iterator[tuple[TokenSequence, ChoiceState]]:
-        for answering in self._answering.values():
-            yield from answering.answers.items()
+    def _choices(self) -> Iterator[tuple[TokenSequence, ChoiceState]]:
+        for request in self._requests.values():
+            yield from request.choices.items()
 
-    def _guess(self) -> dict[TokenSequence, list[int]]:
-        """Guess ahead where nothing is to be caught up with, or say how many shall be guessed."""
-        guesses: dict[TokenSequence, list[int]] = {}
+    def _propose(self) -> dict[TokenSequence, list[int]]:
+        """Set the number of draft tokens of every sequence that only awaits its next token.
+
+        Return the draft tokens themselves if they come from prompt lookup.
+        """
+        drafts: dict[TokenSequence, list[int]] = {}
         if self._options.speculation is None:
-            return guesses
-        for chain, answer in self._answers():
-            if not chain.open or chain.known - chain.computed != 1:
+            return drafts
+        for sequence, choice in self._choices():
+            if not sequence.open or sequence.length - sequence.computed != 1:
                 continue
-            most = min(self._options.width, answer.limit - len(answer.tokens)) - 1
-            if answer.lookup is not None:
-                guesses[chain] = answer.lookup.guess(most)
-                most = len(guesses[chain])
-            chain.ahead = most
-        return guesses
+            remaining = choice.limit - len(choice.tokens)
+            count = min(self._options.decode_tokens_max, remaining) - 1
+            if choice.lookup is not None:
+                drafts[sequence] = choice.lookup.propose(count)
+                count = len(drafts[sequence])
+            sequence.draft_tokens = count
+        return drafts
 
     def _compute(
-        self, plan: StepPlan, guesses: Mapping[TokenSequence, Sequence[int]], clock: PhaseClock
+        self, plan: StepPlan, drafts: Mapping[TokenSequence, Sequence[int]], clock: PhaseClock
     ) -> dict[TokenSequence, list[SampledToken] | str]:
-        """Run the forwards of a step, then choose the next tokens of each answer, or why none."""
-        there = self._there
-        decoder = there.decoder
-        answers = dict(self._answers())
-        pieces = [
+        """Run the forwards of a step, then sample tokens for each sequence.
+
+        A sequence whose sampling failed has the error message instead of tokens.
+        """
+        model = self._model
+        decoder = model.decoder
+        choices = dict(self._choices())
+        prefills = [
             SequenceInput(
-                answers[piece.seat.chains[0]].prompt[piece.start : piece.stop],
-                piece.start,
-                piece.seat.blocks,
-                int(piece.is_last),
+                choices[chunk.group.sequences[0]].prompt[chunk.start : chunk.stop],
+                chunk.start,
+                chunk.group.blocks,
+                int(chunk.is_last),
             )
-            for piece in plan.pieces
+            for chunk in plan.prefills
         ]
-        if there.draft is not None:
+        if model.draft is not None:
             with clock.phase("forward"):
-                there.draft.decoder.zero_blocks(plan.fresh)
-                guesses = there.draft.guess(
-                    plan.turns,
-                    [replace(piece, kept=0) for piece in pieces],
-                    lambda chain, position: answers[chain].token_at(position),
-                    lambda chain, logits, place: answers[chain].sampler.guess(logits, place),
+                model.draft.decoder.zero_blocks(plan.blocks_to_zero)
+                drafts = model.draft.propose(
+                    plan.decodes,
+                    [replace(prefill, logits_kept=0) for prefill in prefills],
+                    lambda sequence, position: choices[sequence].token_at(position),
+                    lambda sequence, logits, offset: choices[sequence].sampler.propose(
+                        logits, offset
+                    ),
                 )
         with clock.phase("transfer"):
-            decoder.zero_blocks(plan.fresh)
-            turns = []
-            for turn in plan.turns:
-                chain, answer = turn.chain, answers[turn.chain]
-                until = min(turn.stop, chain.known)
-                ids = [answer.token_at(place) for place in range(turn.start, until)]
-                ids += guesses.get(chain, ())[: turn.stop - until]
-                kept = turn.stop - chain.known + 1 if turn.is_news else 0
-                turns.append(SequenceInput(ids, turn.start, chain.blocks, kept))
-            staged = decoder.stage(turns, pieces)
+            decoder.zero_blocks(plan.blocks_to_zero)
+            decodes = []
+            for chunk in plan.decodes:
+                sequence, choice = chunk.sequence, choices[chunk.sequence]
+                until = min(chunk.stop, sequence.length)
+                ids = [choice.token_at(position) for position in range(chunk.start, until)]
+                ids += drafts.get(sequence, ())[: chunk.stop - until]
+                logits_kept = chunk.stop - sequence.length + 1 if chunk.needs_logits else 0
+                decodes.append(SequenceInput(ids, chunk.start, sequence.blocks, logits_kept))
+            staged = decoder.stage(decodes, prefills)
             decoder.wait()
         with clock.phase("forward"):
             logits = _Logits(decoder.run(staged))
-            decoder.copy(plan.copies)
-            if there.draft is not None:
-                there.draft.decoder.copy(plan.copies)
+            decoder.copy_blocks(plan.block_copies)
+            if model.draft is not None:
+                model.draft.decoder.copy_blocks(plan.block_copies)
             decoder.wait()
-            said: dict[TokenSequence, list[SampledToken] | str] = {}
-            place = 0
-            for turn, feed in zip(plan.turns, turns, strict=True):
-                if feed.kept:
-                    tried = list(feed.ids[len(feed.ids) - feed.kept + 1 :])
-                    said[turn.chain] = _choose(answers[turn.chain], logits, place, tried)
-                    place += feed.kept
-            for piece in plan.pieces:
-                if piece.is_last:
-                    for chain in piece.seat.writing:
-                        if not answers[chain].tokens:
-                            said[chain] = _choose(answers[chain], logits, place, [])
-                    place += 1
-            return said
+            sampled: dict[TokenSequence, list[SampledToken] | str] = {}
+            row = 0
+            for chunk, decode in zip(plan.decodes, decodes, strict=True):
+                if decode.logits_kept:
+                    verified = list(decode.ids[len(decode.ids) - decode.logits_kept + 1 :])
+                    sampled[chunk.sequence] = _sample(
+                        choices[chunk.sequence], logits, row, verified
+                    )
+                    row += decode.logits_kept
+            for prefill in plan.prefills:
+                if prefill.is_last:
+                    for sequence in prefill.group.open_sequences:
+                        if not choices[sequence].tokens:
+                            sampled[sequence] = _sample(choices[sequence], logits, row, [])
+                    row += 1
+            return sampled
 
     def _report(
-        self, plan: StepPlan, said: Mapping[TokenSequence, list[SampledToken] | str]
+        self, plan: StepPlan, sampled: Mapping[TokenSequence, list[SampledToken] | str]
     ) -> StepReport:
-        """Extend the answers; a request weighs as many tokens as were read and written for it."""
+        """Extend the choices. A request's weight is its tokens in the step's forwards."""
         weights: dict[RequestId, float] = {}
-        for piece in plan.pieces:
-            id = piece.seat.request_id
-            weights[id] = weights.get(id, 0.0) + piece.stop - piece.start
-        for turn in plan.turns:
-            id = turn.chain.seat.request_id
-            weights[id] = weights.get(id, 0.0) + turn.stop - turn.start
-            if turn.is_news:
-                self._answering[id].drafted += turn.stop - turn.chain.known
+        for prefill in plan.prefills:
+            id = prefill.group.request_id
+            weights[id] = weights.get(id, 0.0) + prefill.stop - prefill.start
+        for decode in plan.decodes:
+            id = decode.sequence.group.request_id
+            weights[id] = weights.get(id, 0.0) + decode.stop - decode.start
+            if decode.needs_logits:
+                self._requests[id].drafted += decode.stop - decode.sequence.length
         events: list[tuple[RequestId, Event]] = []
         outcomes: list[tuple[RequestId, Outcome]] = []
-        for id, answering in self._answering.items():
-            if answering.cancelled is not None:
-                outcomes.append((id, answering.break_off(answering.cancelled)))
+        for id, request in self._requests.items():
+            if request.cancelled is not None:
+                outcomes.append((id, request.cancel(request.cancelled)))
                 continue
-            for chain, answer in answering.answers.items():
-                if chain not in said or answer.ended:
+            for sequence, choice in request.choices.items():
+                if sequence not in sampled or choice.ended:
                     continue
-                tokens = said[chain]
+                tokens = sampled[sequence]
                 if isinstance(tokens, str):
                     log.error("no token", extra={"request_id": id, "reason": tokens})
-                    outcomes.append((id, answering.fail(tokens)))
+                    outcomes.append((id, request.fail(tokens)))
                     break
-                answering.accepted += len(tokens) - 1
-                first = not answer.tokens
-                made = self._extend(chain, answer, tokens)
-                if first and answering.stream:
-                    made[0] = msgspec.structs.replace(made[0], usage=answering.usage)
-                events += [(id, event) for event in made]
+                request.accepted += len(tokens) - 1
+                first = not choice.tokens
+                emitted = self._extend(sequence, choice, tokens)
+                if first and request.stream:
+                    emitted[0] = msgspec.structs.replace(emitted[0], usage=request.usage)
+                events += [(id, event) for event in emitted]
             else:
-                if answering.ended:
-                    outcomes.append((id, answering.complete()))
+                if request.ended:
+                    outcomes.append((id, request.complete()))
         return StepReport(weights, events, outcomes)
 
     def _extend(
-        self, chain: TokenSequence, answer: ChoiceState, tokens: Sequence[SampledToken]
+        self, sequence: TokenSequence, choice: ChoiceState, tokens: Sequence[SampledToken]
     ) -> list[Tokens]:
-        scheduler, draft = self._there.scheduler, self._there.draft
-        said = []
+        scheduler, draft = self._model.scheduler, self._model.draft
+        events = []
         for token in tokens:
-            said.append(answer.add(token))
-            if answer.ended:
-                scheduler.close(chain)
-                return said
-        scheduler.know(chain, len(said))
+            events.append(choice.add(token))
+            if choice.ended:
+                scheduler.close(sequence)
+                return events
+        scheduler.append(sequence, len(events))
         if draft is not None:
-            draft.correct(chain)
-        return said
+            draft.reject(sequence)
+        return events
 
 
 class _Logits:
-    """The logits of a step ``(kept, vocabulary)``; the likeliest tokens are found all at once."""
+    """The logits of a step ``(kept, vocabulary)``, with the argmax of all rows computed at once."""
 
     def __init__(self, logits: torch.Tensor) -> None:
         self._logits = logits
@@ -411,42 +424,42 @@ class _Logits:
         self._likeliest: list[int] = likeliest.tolist()
 
     def likeliest(self, row: int) -> int:
-        """Raise ``FloatingPointError`` if a number in the row is none."""
+        """Raise ``FloatingPointError`` if the row contains NaN or its maximum is infinite."""
         if not abs(self._highest[row]) < float("inf"):
-            raise FloatingPointError("there is no likeliest token")
+            raise FloatingPointError("the logits are not finite")
         return self._likeliest[row]
 
     def row(self, row: int) -> torch.Tensor:
         return self._logits[row].cpu()
 
 
-def _choose(
-    answer: ChoiceState, logits: _Logits, row: int, tried: list[int]
+def _sample(
+    choice: ChoiceState, logits: _Logits, row: int, drafts: list[int]
 ) -> list[SampledToken] | str:
-    """Choose the next token, and on for as long as what was tried is what is chosen.
+    """Sample the next token, and further ones for as long as the draft tokens are confirmed.
 
-    Logits that overflow and a grammar in error fail their own request alone: return why.
+    Non-finite logits and grammar errors fail only their own request: return the error message.
     """
-    chosen: list[SampledToken] = []
-    sampler = answer.sampler
+    sampled: list[SampledToken] = []
+    sampler = choice.sampler
     try:
-        for place in range(row, row + len(tried) + 1):
+        for offset in range(len(drafts) + 1):
             if sampler.is_plain:
-                chosen.append(SampledToken(logits.likeliest(place)))
+                sampled.append(SampledToken(logits.likeliest(row + offset)))
             else:
-                chosen.append(sampler.choose(logits.row(place)))
-            if answer.ends_at(chosen[-1]) or tried[place - row :][:1] != [chosen[-1].token]:
+                sampled.append(sampler.sample(logits.row(row + offset)))
+            if choice.ends_at(sampled[-1]) or drafts[offset : offset + 1] != [sampled[-1].token]:
                 break
     except FloatingPointError:
-        return "The model gave no numbers that a token could be chosen by."
+        return "The model produced non-finite logits."
     except GrammarError as error:
-        return f"The answer could not be kept to its schema: {error}."
-    return chosen
+        return f"The answer could not be constrained to its schema: {error}."
+    return sampled
 
 
 @contextmanager
-def _memory_errors_by_name() -> Iterator[None]:
-    """Give a GPU back what torch keeps for later; on a CPU torch has no error of that name."""
+def _translate_memory_errors() -> Iterator[None]:
+    """Release torch's cached memory on a GPU. On a CPU, raise torch's error as ``MemoryError``."""
     try:
         yield
     except torch.OutOfMemoryError:

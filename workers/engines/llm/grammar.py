@@ -1,8 +1,8 @@
 """Constrained decoding: which tokens may come next so that an answer fits a JSON schema.
 
-Done by llguidance, which computes the allowed tokens lazily in microseconds for any vocabulary and
-needs neither torch nor a compilation of the whole grammar ahead (xgrammar compiles, and requires
-torch and more; outlines-core walks an automaton that large schemas make too large).
+Uses llguidance, which computes the allowed tokens lazily, in microseconds for any vocabulary, and
+needs neither torch nor compiling the whole grammar ahead. (xgrammar compiles, and requires torch
+and more; outlines-core builds an automaton, which large schemas make too large.)
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from llguidance import LLMatcher, LLTokenizer
 
 from workers.contract.jobs import ChatInput, Tool
 from workers.engines.llm.contents import Contents
-from workers.engines.llm.tools import BEGIN, END, ToolFormat, wanted
+from workers.engines.llm.tools import BEGIN, END, ToolFormat, required_tools
 
 log = logging.getLogger(__name__)
 
 _STYLE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""One way to write everything: a model that may put blanks anywhere may never stop."""
+"""One canonical format: a model that may put whitespace anywhere might never stop."""
 _BITS: Final = torch.arange(8, dtype=torch.uint8)
 
 
 class GrammarError(Exception):
-    """The grammar is in error: nothing written under it counts as an answer."""
+    """The grammar failed; text generated under it is not an answer."""
 
 
 class Constraint:
-    """The grammar of one answer, with its position in it."""
+    """The grammar of one answer, and the state of matching it."""
 
     def __init__(self, matcher: Any, size: int) -> None:
         self._matcher = matcher
         self._size = size
 
     def allowed(self) -> torch.Tensor:
-        """Tokens that may come next: bool ``(vocabulary,)``, at least one of them true.
+        """Return the tokens that may come next: bool ``(vocabulary,)``, at least one True.
 
-        Raise ``GrammarError`` if the grammar cannot be followed any further.
+        Raise ``GrammarError`` if the grammar cannot be continued.
         """
         packed = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
-        self._check()  # after an error the mask allows the end, which would pass for an answer
+        self._check()  # after an error the mask allows the end token, as if all were complete
         bits = (packed[:, None] >> _BITS) & 1
         allowed = bits.flatten().bool()
         if len(allowed) < self._size:
@@ -51,31 +51,31 @@ class Constraint:
         return allowed[: self._size]
 
     def accept(self, token: int) -> None:
-        """Advance by a token that was allowed. Raise ``GrammarError`` if it does not fit."""
+        """Advance by an allowed token. Raise ``GrammarError`` if it does not match."""
         self._matcher.consume_token(token)
         self._check()
 
     @property
     def ended(self) -> bool:
-        """Whether the answer is complete and nothing can follow."""
+        """Whether the answer is complete and no token can follow."""
         return bool(self._matcher.is_stopped())
 
     def _check(self) -> None:
-        """Raise ``GrammarError`` after an error, and if it stopped before it was satisfied."""
+        """Raise ``GrammarError`` after an error, or a stop before the answer was complete."""
         matcher = self._matcher
         if matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()):
-            # Its own message quotes the answer, which does not belong in a log.
-            raise GrammarError(f"its grammar stopped early ({matcher.stop_reason()})")
+            # The matcher's own message quotes the answer, which must not be logged.
+            raise GrammarError(f"the grammar stopped early ({matcher.stop_reason()})")
 
 
 class Grammars:
-    """Makes the constraints of one vocabulary."""
+    """Creates constraints for one vocabulary."""
 
     def __init__(self, tokenizer: Any, *, size: int, end_tokens: Sequence[int], contents: Contents):
         self._size = size
         self._control = {text: id for id, text in contents.control.items()}
-        # Under names that cannot be guessed, or their text in a schema would be forced as the
-        # token, which llguidance then refuses.
+        # Control tokens have unpredictable names here. Otherwise their text in a schema would be
+        # forced as the token, which llguidance then refuses.
         self._tokens = LLTokenizer(
             contents.guarded.json,
             n_vocab=len(tokenizer),
@@ -85,11 +85,11 @@ class Grammars:
     def constrain(
         self, chat: ChatInput, format: ToolFormat | None, *, request_id: str = ""
     ) -> Constraint:
-        """The constraint that a request asks for.
+        """Create the constraint of a request.
 
-        Raise ``ValueError`` with a sentence for the client if its schema cannot be followed.
+        Raise ``ValueError`` with a message for the client if its schema is not supported.
         """
-        tools = wanted(chat)
+        tools = required_tools(chat)
         if tools and format is not None:
             grammar = self._grammar_of_calls(tools, format, parallel=chat.parallel_tool_calls)
         else:
@@ -99,8 +99,8 @@ class Grammars:
             raise ValueError(" ".join(messages[0].split())[:300])
         for message in messages:
             warning = {"request_id": request_id, "warning": _first_line(message)}
-            log.warning("grammar is not followed to the letter", extra=warning)
-        # Its own warnings would go to the standard error, without time or request.
+            log.warning("grammar is only partly enforced", extra=warning)
+        # The matcher would print its warnings to standard error, without time or request id.
         matcher = LLMatcher(self._tokens, grammar, log_level=0)
         if matcher.is_error():
             raise ValueError(" ".join(matcher.get_error().split())[:300])
@@ -109,17 +109,17 @@ class Grammars:
     def _grammar_of_calls(
         self, tools: Sequence[Tool], format: ToolFormat, *, parallel: bool
     ) -> str:
-        """A rule for each function, so that its schema keeps its own root for ``$ref``."""
+        """Write a rule for each function, so that its schema keeps its own root for ``$ref``."""
         rules = []
         field = "parameters" if format == "llama" else "arguments"
-        for place, tool in enumerate(tools):
+        for number, tool in enumerate(tools):
             head = json.dumps(f'{{"name": {json.dumps(tool.name)}, "{field}": ')
             schema = json.dumps({"x-guidance": _STYLE, **_arguments_of(tool)})
             rules += [
-                f'call{place}: {head} arguments{place} "}}"',
-                f"arguments{place}: %json {schema}",
+                f'call{number}: {head} arguments{number} "}}"',
+                f"arguments{number}: %json {schema}",
             ]
-        body = " | ".join(f"call{place}" for place in range(len(tools)))
+        body = " | ".join(f"call{number}" for number in range(len(tools)))
         if format == "llama":
             begin = [f"start: {body}"]
         else:
@@ -132,7 +132,7 @@ class Grammars:
         return grammar
 
     def _marker(self, text: str) -> str:
-        """A marker in Lark: as its token where the vocabulary has one, otherwise as its text."""
+        """Write a marker in Lark: as its token if the vocabulary has one, otherwise as text."""
         id = self._control.get(text)
         return json.dumps(text) if id is None else f"<[{id}]>"
 
@@ -148,9 +148,9 @@ def _grammar_of_answer(format: dict[str, Any]) -> str:
 
 
 def _arguments_of(tool: Tool) -> dict[str, Any]:
-    """The schema of a function's arguments, which are an object even if it does not say so.
+    """Return the schema of a function's arguments, which defaults to an object.
 
-    Raise ``ValueError`` if they can be none.
+    Raise ``ValueError`` if it does not allow an object.
     """
     if not tool.parameters:
         return {"type": "object", "additionalProperties": False}
@@ -161,5 +161,5 @@ def _arguments_of(tool: Tool) -> dict[str, Any]:
 
 
 def _first_line(message: str) -> str:
-    """What llguidance says before it dumps its state, which holds what was written."""
+    """Return llguidance's message without the state dump after it, which contains the answer."""
     return message.strip().partition("\n")[0][:200]

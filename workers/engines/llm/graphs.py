@@ -1,9 +1,9 @@
-"""CUDA graphs: a forward of one shape is recorded once, and replayed with new numbers.
+"""CUDA graphs: a forward of constant shape is recorded once and replayed with new inputs.
 
-Launching the kernels of a small step one by one takes longer than the step. What is written always
-has the same shape on CUDA (``decoder``), so one recording serves for every step: the numbers of a
-step are copied to where the recorded ones were. When it is made, a recording is compared with an
-ordinary run; where that fails, or the two differ, steps go on being launched one by one.
+Launching the kernels of a small step one by one takes longer than running them. On CUDA a decode
+step always has the same shape (``decoder``), so one recording serves every step: its inputs are
+copied into the recorded tensors. A new recording is compared with an ordinary run; if recording
+fails or the results differ, kernels continue to be launched one by one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 
 Run: TypeAlias = Callable[[], torch.Tensor]
 Recorder: TypeAlias = Callable[[Run], Run]
-"""Runs a function and returns another that does the same again, on the same tensors."""
+"""Runs a function and returns one that repeats it on the same tensors."""
 
 _WARM_UPS = 3
 
 
 def record_cuda(run: Run) -> Run:
-    """Record a function as a CUDA graph, after a few runs on the side to choose kernels by."""
+    """Record a function as a CUDA graph, after a few runs on a side stream that select kernels."""
     make_stream: Any = torch.cuda.Stream
     stream = make_stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -46,7 +46,7 @@ def record_cuda(run: Run) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class StaticInputs:
-    """The numbers of a forward that always has the same shape; ``layout`` is the cache's."""
+    """Inputs of a forward of constant shape; ``layout`` is the cache's."""
 
     ids: torch.Tensor
     positions: torch.Tensor
@@ -59,15 +59,15 @@ class Graph:
     def __init__(
         self, run: Callable[[StaticInputs], torch.Tensor], first: StaticInputs, recorder: Recorder
     ) -> None:
-        """Raise ``RuntimeError`` if it cannot be recorded, or gives other numbers than before."""
-        self._kept = _cloned(first)
+        """Raise ``RuntimeError`` if recording fails or the replay gives another result."""
+        self._inputs = _cloned(first)
         expected = run(first).clone()
-        self._replay = recorder(lambda: run(self._kept))
+        self._replay = recorder(lambda: run(self._inputs))
         if not torch.allclose(self(first), expected, rtol=1e-2, atol=1e-2):
-            raise RuntimeError("a recorded step gives other numbers than one that is launched")
+            raise RuntimeError("the recorded step gives another result than the launched one")
 
-    def __call__(self, steady: StaticInputs) -> torch.Tensor:
-        _copy(steady, self._kept)
+    def __call__(self, inputs: StaticInputs) -> torch.Tensor:
+        _copy(inputs, self._inputs)
         return self._replay()
 
 
@@ -77,12 +77,12 @@ def make_graph(
     try:
         return Graph(run, first, recorder)
     except RuntimeError as error:
-        log.warning("steps are not recorded: %s", error)
+        log.warning("CUDA graphs are disabled: %s", error)
         return None
 
 
 def _cloned(value: Any) -> Any:
-    """The same dataclass with tensors of its own."""
+    """Copy a dataclass, with all tensors in it."""
     if isinstance(value, torch.Tensor):
         return value.clone()
     if not hasattr(value, "__dataclass_fields__"):

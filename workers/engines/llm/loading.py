@@ -1,4 +1,4 @@
-"""Puts a loaded checkpoint over its cache, and its draft model if it has one."""
+"""Creates the decoder of a checkpoint: its cache and, if configured, its draft model."""
 
 from __future__ import annotations
 
@@ -12,54 +12,54 @@ from workers.contract.models import ModelSpec
 from workers.engines.llm.cache import CacheShape, SequenceInput
 from workers.engines.llm.checkpoint import Checkpoint, Weights
 from workers.engines.llm.decoder import Decoder
-from workers.engines.llm.draft_model import DraftModel
 from workers.engines.llm.graphs import record_cuda
 from workers.engines.llm.options import Options
+from workers.engines.llm.speculation import DraftModel
 from workers.engines.llm.varlen import VarlenCache, make_cache
 
 log = logging.getLogger(__name__)
 
 
 def make_decoder(checkpoint: Weights, options: Options) -> Decoder:
-    """Make the cache and run the model once. Raise ``ValueError`` if the device is too small."""
+    """Create the cache and run the model once. Raise ``ValueError`` if memory is too small."""
     shape, device = checkpoint.shape, checkpoint.device
-    room = _free_bytes(device)
-    if room is not None and shape.bytes > room:
+    free = _free_bytes(device)
+    if free is not None and shape.bytes > free:
         raise ValueError(
             f"the cache for {shape.blocks * shape.block_tokens} tokens takes "
-            f"{shape.bytes / 2**30:.1f} GiB, and there are {room / 2**30:.1f}; lower the "
+            f"{shape.bytes / 2**30:.1f} GiB, but only {free / 2**30:.1f} GiB are free; lower the "
             "options cache_tokens or slots, or limits.context_tokens"
         )
-    longest = checkpoint.context + options.width
+    longest = checkpoint.context + options.decode_tokens_max
     cache = make_cache(shape, device, longest)
     decoder = Decoder(
         checkpoint.model,
         cache,
         device,
         rows=options.slots,
-        width=options.width,
-        together=None if options.batch_invariant else True,
-        # What gathers the past has another shape as it grows.
+        decode_tokens_max=options.decode_tokens_max,
+        one_forward=None if options.batch_invariant else True,
+        # The shapes of a GatherCache grow with the past, so its forwards cannot be recorded.
         recorder=record_cuda if isinstance(cache, VarlenCache) else None,
     )
     with torch.inference_mode():
-        piece = SequenceInput([0], 0, [shape.sink])
-        decoder.run(decoder.stage([piece], [piece]))
+        token = SequenceInput([0], 0, [shape.sink])
+        decoder.run(decoder.stage([token], [token]))
     log.info(
         "cache is ready",
         extra={
             "tokens": shape.blocks * shape.block_tokens,
             "bytes": shape.bytes,
-            "one_forward": decoder.together,
+            "one_forward": decoder.one_forward,
         },
     )
     return decoder
 
 
 def load_draft(spec: ModelSpec, options: Options, checkpoint: Checkpoint) -> DraftModel | None:
-    """Load the draft model, in the precision and over the blocks of the model itself.
+    """Load the draft model, with the precision and the block numbers of the main model.
 
-    Raise ``ValueError`` if it does not fit to it.
+    Raise ``ValueError`` if the two do not match.
     """
     speculation = options.speculation
     if speculation is None or speculation.checkpoint is None:
@@ -72,8 +72,8 @@ def load_draft(spec: ModelSpec, options: Options, checkpoint: Checkpoint) -> Dra
         raise ValueError(f"the draft model: {error}") from error
     if draft.vocabulary.size != checkpoint.vocabulary.size:
         raise ValueError(
-            f"the draft model knows {draft.vocabulary.size} tokens and the model "
-            f"{checkpoint.vocabulary.size}; they must have the same vocabulary"
+            f"the draft model has {draft.vocabulary.size} tokens and the main model "
+            f"{checkpoint.vocabulary.size}; both must have the same vocabulary"
         )
     shape: CacheShape = draft.shape
     draft.shape = CacheShape(
@@ -88,7 +88,7 @@ def load_draft(spec: ModelSpec, options: Options, checkpoint: Checkpoint) -> Dra
 
 
 def _free_bytes(device: torch.device) -> int | None:
-    """Memory that is free on a device; of a CPU, what Linux can give without swapping."""
+    """Return the free memory of a device; for a CPU, what Linux can provide without swapping."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:

@@ -1,6 +1,6 @@
-"""The options and limits of a catalog entry that this engine understands, checked.
+"""Reads and checks the options and limits of a catalog entry for this engine.
 
-Whatever cannot be met is refused with a sentence for the operator; nothing is silently rounded.
+Unsupported values raise ``ValueError`` with a message for the operator; none is silently adjusted.
 """
 
 from __future__ import annotations
@@ -12,57 +12,62 @@ import msgspec
 from workers.contract.models import ModelSpec
 from workers.engines.options import TorchOptions, read
 
-GUESSES_MAX: Final = 16
+DRAFT_TOKENS_MAX: Final = 16
 
 
 class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Guessing tokens ahead, which the model then checks several at a time."""
+    """Speculative decoding: draft tokens, several of which the model verifies in one step."""
 
     method: Literal["lookup", "draft"] = "lookup"
-    """``lookup`` finds repetitions in prompt and answer; ``draft`` asks a smaller model."""
+    """``lookup`` finds repetitions in prompt and answer; ``draft`` runs a smaller model."""
     tokens: int = 4
-    """Guessed at most, in each step."""
+    """Maximum number of draft tokens per step."""
     checkpoint: str | None = None
-    """Of the draft model: a directory, or in a catalog the name of another entry."""
+    """Checkpoint of the draft model: a directory or, in a catalog, the name of another entry."""
 
 
 class Options(TorchOptions, frozen=True, forbid_unknown_fields=True):
-    """Of the catalog entry; what every engine has in common is in ``TorchOptions``."""
+    """Options of the catalog entry, beside those of every torch engine (``TorchOptions``)."""
 
     cache_tokens: int | None = None
-    """Tokens that the cache has room for, of all sequences together; by default as many times the
-    context as there are slots, or what fits."""
+    """Capacity of the KV cache in tokens, for all sequences together. Default: enough for ``slots``
+    sequences of full context."""
     prefix_cache: bool = True
-    """Whether the beginning of a prompt is kept for others of the same account that begin so."""
+    """Whether KV blocks of a prompt are reused for prompts of the same account with the same
+    prefix."""
     batch_invariant: bool = True
-    """Whether an answer is the same to the last bit whoever else is running, which takes a little
-    longer on devices where it does not come by itself."""
+    """Whether answers are identical, to the last bit, whatever else is running. Slightly slower on
+    devices whose matrix products depend on the number of rows."""
     speculation: Speculation | None = None
 
     @property
-    def width(self) -> int:
-        """Tokens of one sequence in a step: the next, and those guessed."""
+    def decode_tokens_max(self) -> int:
+        """Maximum tokens of one sequence in a step: the next one and its draft tokens."""
         return 1 if self.speculation is None else 1 + self.speculation.tokens
 
 
 def read_options(spec: ModelSpec) -> Options:
-    """Raise ``ValueError`` for an option that is unknown or cannot be met here."""
+    """Raise ``ValueError`` if an option is unknown or not supported here."""
     options = read(spec, Options, counts=("cache_tokens",))
     if (speculation := options.speculation) is not None:
-        if not 1 <= speculation.tokens <= GUESSES_MAX:
+        if not 1 <= speculation.tokens <= DRAFT_TOKENS_MAX:
             raise ValueError(
-                f"speculation.tokens is {speculation.tokens}; 1 to {GUESSES_MAX} are accepted"
+                f"speculation.tokens is {speculation.tokens}; it must be 1 to {DRAFT_TOKENS_MAX}"
             )
         if (speculation.method == "draft") != (speculation.checkpoint is not None):
-            raise ValueError("speculation.checkpoint names the draft model of the method draft")
+            raise ValueError(
+                "speculation.checkpoint is required for the method draft, and only allowed with it"
+            )
     return options
 
 
 def read_context(spec: ModelSpec) -> int | None:
-    """Read ``limits.context_tokens``. Raise ``ValueError`` if it is no number of tokens."""
-    asked = spec.limits.get("context_tokens")
-    if asked is None:
+    """Return ``limits.context_tokens``. Raise ``ValueError`` if it is not a valid number."""
+    context = spec.limits.get("context_tokens")
+    if context is None:
         return None
-    if not isinstance(asked, int) or asked < 2:
-        raise ValueError(f"limits.context_tokens is {asked!r}; an integer from 2 on is needed")
-    return asked
+    if not isinstance(context, int) or context < 2:
+        raise ValueError(
+            f"limits.context_tokens is {context!r}; it must be an integer of at least 2"
+        )
+    return context

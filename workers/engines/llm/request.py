@@ -1,7 +1,7 @@
-"""One job while it is answered: its choices as they grow, and what is to be reported of them.
+"""State of one chat request: its choices as they grow, and the events and outcome built from them.
 
-It knows no model and no cache; every choice ends with a reason: a stop token, a stop string, a
-call, or its limit.
+Knows neither the model nor the cache. Every choice ends for a reason: a stop token, a stop string,
+a tool call or its limit.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from workers.contract.jobs import (
     Tokens,
     Usage,
 )
-from workers.engines.llm.drafts import PromptLookup
 from workers.engines.llm.grammar import Constraint
 from workers.engines.llm.sampling import SampledToken, Sampler
 from workers.engines.llm.scheduler import SequenceGroup, TokenSequence
+from workers.engines.llm.speculation import PromptLookup
 from workers.engines.llm.text import TextStream
 from workers.engines.llm.tools import ToolReader, make_reader
 from workers.engines.llm.vocabulary import Vocabulary
@@ -34,7 +34,7 @@ from workers.protocol.engine import CancelReason
 
 
 class ChoiceState:
-    """One choice. ``limit`` is the most tokens it may have, by request and by context."""
+    """One choice. ``limit`` is the most tokens that request and context allow."""
 
     def __init__(
         self,
@@ -55,16 +55,17 @@ class ChoiceState:
         self._chat = chat
         self._vocabulary = vocabulary
         self._text = ""
-        self._shown = 0
-        """Characters that were let through so far, calls included."""
+        self._emitted = 0
+        """Characters that have left the text stream so far, tool calls included."""
         self._logprobs: list[TokenLogprob] | None = [] if chat.logprobs else None
         self._withheld: deque[tuple[int, TokenLogprob]] = deque()
-        """Of tokens that are not shown yet, with the characters that went before each."""
+        """Log probabilities of tokens not emitted yet, each with the number of characters that
+        precede it."""
         self._stream = TextStream(vocabulary.decode, chat.stop)
         self._reader: ToolReader | None = None
         if chat.tools and chat.tool_choice != "none" and vocabulary.tool_format is not None:
             self._reader = make_reader(vocabulary.tool_format, chat, index)
-        self._called = 0
+        self._calls_emitted = 0
         self.sampler = Sampler(
             chat,
             prompt=prompt,
@@ -80,36 +81,33 @@ class ChoiceState:
         return self.finish_reason is not None
 
     def token_at(self, position: int) -> int:
-        """A token of the prompt or of the answer."""
-        before = len(self.prompt)
-        return self.prompt[position] if position < before else self.tokens[position - before]
+        start = len(self.prompt)
+        return self.prompt[position] if position < start else self.tokens[position - start]
 
-    def ends_at(self, chosen: SampledToken) -> bool:
-        """Whether nothing can come after a token."""
-        return chosen.ends or chosen.token in self._vocabulary.end_tokens
+    def ends_at(self, sampled: SampledToken) -> bool:
+        """Whether no token can follow this one."""
+        return sampled.ends or sampled.token in self._vocabulary.end_tokens
 
-    def add(self, chosen: SampledToken) -> Tokens:
-        """Append a token, end if this was the end, and say what is new."""
+    def add(self, sampled: SampledToken) -> Tokens:
+        """Append a token and return the event for it. End the choice if this was its last token."""
         first = not self.tokens
-        self.tokens.append(chosen.token)
+        self.tokens.append(sampled.token)
         if self.lookup is not None:
-            self.lookup.add(chosen.token)
-        before = self._stream.received
-        is_end = chosen.token in self._vocabulary.end_tokens
-        text = "" if is_end else self._stream.push(chosen.token)
-        ended = self.ends_at(chosen)
+            self.lookup.add(sampled.token)
+        before = self._stream.decoded
+        is_end = sampled.token in self._vocabulary.end_tokens
+        text = "" if is_end else self._stream.push(sampled.token)
+        ended = self.ends_at(sampled)
         at_limit = len(self.tokens) >= self.limit
         if ended or at_limit:
             text += self._stream.flush()
-        self._shown += len(text)
-        calls = self._read_calls(text, last=ended or at_limit or self._stream.stopped)
-        if calls is not None:
-            text = calls
-        made = self._reader.calls[self._called :] if self._reader is not None else []
-        self._called += len(made)
+        self._emitted += len(text)
+        text = self._extract_calls(text, last=ended or at_limit or self._stream.stopped)
+        calls = self._reader.calls[self._calls_emitted :] if self._reader is not None else []
+        self._calls_emitted += len(calls)
         if ended or self._stream.stopped:
-            self.finish_reason = "tool_calls" if self._called else "stop"
-        elif self._called and not self._chat.parallel_tool_calls:
+            self.finish_reason = "tool_calls" if self._calls_emitted else "stop"
+        elif self._calls_emitted and not self._chat.parallel_tool_calls:
             self.finish_reason = "tool_calls"
         elif at_limit:
             self.finish_reason = "length"
@@ -119,71 +117,71 @@ class ChoiceState:
         logprobs: tuple[TokenLogprob, ...] | None = None
         if self._logprobs is not None:
             if not is_end:
-                self._withheld.append((before, self._show(chosen)))
+                self._withheld.append((before, self._to_logprob(sampled)))
             logprobs = tuple(self._release_logprobs())
             self._logprobs.extend(logprobs)
-        return Tokens(self.index, text, 1, logprobs, self.finish_reason, tuple(made))
+        return Tokens(self.index, text, 1, logprobs, self.finish_reason, tuple(calls))
 
     def choice(self) -> Choice:
-        """What there is so far; of one that was broken off the reason is ``stop``."""
+        """Return the choice so far; an unfinished one has the finish reason ``stop``."""
         logprobs = None if self._logprobs is None else tuple(self._logprobs)
         calls = () if self._reader is None else tuple(self._reader.calls)
         return Choice(self.index, self._text, self.finish_reason or "stop", logprobs, calls)
 
-    def _read_calls(self, text: str, *, last: bool) -> str | None:
-        """Part the calls from the text, where there may be any."""
+    def _extract_calls(self, text: str, *, last: bool) -> str:
+        """Pass text through the tool reader, if there is one; return what is not a call."""
         if self._reader is None:
-            return None
-        shown = self._reader.push(text)
-        return shown + self._reader.flush() if last else shown
+            return text
+        rest = self._reader.push(text)
+        return rest + self._reader.flush() if last else rest
 
     def _release_logprobs(self) -> Iterator[TokenLogprob]:
-        """Give those of tokens that begin in the text shown so far: none of a stop string."""
+        """Yield those of tokens that begin within the emitted text, so none of a stop string."""
         everything = not (self._stream.stopped or self._stream.withholds)
-        while self._withheld and (everything or self._withheld[0][0] < self._shown):
+        while self._withheld and (everything or self._withheld[0][0] < self._emitted):
             yield self._withheld.popleft()[1]
 
-    def _show(self, chosen: SampledToken) -> TokenLogprob:
-        assert chosen.logprob is not None
-        show = self._vocabulary.show
-        top = tuple((show(token), logprob) for token, logprob in chosen.top)
-        return TokenLogprob(show(chosen.token), chosen.logprob, top)
+    def _to_logprob(self, sampled: SampledToken) -> TokenLogprob:
+        assert sampled.logprob is not None
+        text_of = self._vocabulary.token_text
+        top = tuple((text_of(token), logprob) for token, logprob in sampled.top)
+        return TokenLogprob(text_of(sampled.token), sampled.logprob, top)
 
 
 @dataclass(slots=True, eq=False)
 class ChatRequest:
-    """One job: the seats of its prompts, and an answer for each of their chains."""
+    """One job: a sequence group for each prompt, and a choice for each of their sequences."""
 
     request_id: RequestId
     stream: bool = False
-    answers: dict[TokenSequence, ChoiceState] = field(default_factory=dict)
-    seats: list[SequenceGroup] = field(default_factory=list)
+    choices: dict[TokenSequence, ChoiceState] = field(default_factory=dict)
+    groups: list[SequenceGroup] = field(default_factory=list)
     cancelled: CancelReason | None = None
     drafted: int = 0
     accepted: int = 0
 
     @property
     def ended(self) -> bool:
-        return all(answer.ended for answer in self.answers.values())
+        return all(choice.ended for choice in self.choices.values())
 
     @property
     def usage(self) -> Usage:
-        """Of each prompt what was read, once, however many answers it was given."""
-        cached = read = 0
-        for seat in self.seats:
-            cached += seat.cached or 0
-            read += seat.furthest - (seat.cached or 0)
+        """Usage so far. A prompt's tokens count once, however many choices it has."""
+        cached = prefilled = 0
+        for group in self.groups:
+            cached += group.cached_tokens or 0
+            prefilled += group.prefilled_max - (group.cached_tokens or 0)
         return Usage(
             requests=1,
-            input_tokens=read,
+            input_tokens=prefilled,
             cached_input_tokens=cached,
-            output_tokens=sum(len(answer.tokens) for answer in self.answers.values()),
+            output_tokens=sum(len(choice.tokens) for choice in self.choices.values()),
         )
 
     def complete(self) -> Completed:
         return Completed(self.usage, self._timings, output=self._output())
 
-    def break_off(self, reason: CancelReason) -> Cancelled:
+    def cancel(self, reason: CancelReason) -> Cancelled:
         return Cancelled(reason, usage=self.usage, timings=self._timings, output=self._output())
 
     def fail(self, message: str) -> Failed:
@@ -191,8 +189,8 @@ class ChatRequest:
 
     @property
     def _timings(self) -> Timings:
-        """Of the times the loop knows; only what was guessed is known here."""
+        """Only the counts of draft tokens; the step loop adds the times."""
         return Timings(drafted=self.drafted, accepted=self.accepted)
 
     def _output(self) -> dict[str, list[Choice]]:
-        return {"choices": [answer.choice() for answer in self.answers.values()]}
+        return {"choices": [choice.choice() for choice in self.choices.values()]}

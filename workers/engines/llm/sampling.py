@@ -1,14 +1,13 @@
-"""Chooses the next token of one sequence from its logits, by its own parameters and generator.
+"""Samples the next token of a sequence from its logits, by its own parameters and generator.
 
-Every sequence draws from a generator of its own, on the CPU, so the same seed gives the same answer
-whatever else is running. The order is that of vLLM: bias and penalties, temperature, then the cuts.
-Log-probabilities are the model's own, before all of these.
+Each sequence has a separate generator, on the CPU, so the same seed gives the same answer whatever
+else is running. The order is that of vLLM: bias and penalties, temperature, then top-k, min-p and
+top-p. Log probabilities are those of the model, before all of these.
 
-A token is drawn by adding noise to every logit and taking the highest (Gumbel, 1954), the noise of
-each place in the answer drawn once and in order. So a draft model that guesses ahead with the same
-noise guesses alike, and what is guessed never changes what is chosen: a guess counts only if it is
-the token that would have been chosen anyhow. Speculation is exact with every seed, not only in the
-mean.
+A token is sampled by adding noise to every logit and taking the highest (Gumbel, 1954). The noise
+of each position is drawn once and in order, so a draft model that proposes tokens with the same
+noise tends to agree. A draft token is accepted only if it is the token that would have been sampled
+anyway: speculation is exact for every seed, not only in distribution.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from workers.contract.jobs import ChatInput
 from workers.engines.llm.grammar import Constraint
 
 GREEDY_BELOW: Final = 1e-5
-"""A lower temperature would only overflow; the likeliest token is all that is left of it."""
+"""Temperature below which sampling is greedy; dividing by it could overflow."""
 
 HEAD: Final = 1024
-"""Top-p is nearly always reached within so many tokens; to sort them all takes far longer."""
+"""Number of likeliest tokens in which top-p is searched first; sorting all takes far longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A token; with its log-probability and the likeliest ones if those were asked for."""
+    """A token, with its log probability and the likeliest tokens if the request wants them."""
 
     token: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
     ends: bool = False
-    """Whether the grammar allows nothing more."""
+    """Whether the grammar allows no further token."""
 
 
 class Sampler:
@@ -57,44 +56,46 @@ class Sampler:
         self._vocabulary = vocabulary
         self._constraint = constraint
         self._noise: deque[torch.Tensor] = deque()
-        """Of the places to come, the next first."""
-        # 63 bits, as many as a generator takes of either sign.
+        """Noise of the positions to come, the next one first."""
+        # A generator accepts 63 bits of either sign.
         self._generator = torch.Generator().manual_seed(seed & (2**63 - 1))
         self._bias: torch.Tensor | None = None
         if chat.logit_bias:
             self._bias = torch.zeros(vocabulary)
             self._bias[list(chat.logit_bias)] = torch.tensor(list(chat.logit_bias.values()))
-        self._said: torch.Tensor | None = None
+        self._counts: torch.Tensor | None = None
+        """Occurrences of each token in the answer."""
         self._seen: torch.Tensor | None = None
+        """Whether each token occurs in prompt or answer."""
         if chat.frequency_penalty or chat.presence_penalty:
-            self._said = torch.zeros(vocabulary)
+            self._counts = torch.zeros(vocabulary)
         if chat.repetition_penalty != 1.0:
             self._seen = torch.zeros(vocabulary, dtype=torch.bool)
             self._seen[list(prompt)] = True
 
     @property
     def is_plain(self) -> bool:
-        """Whether the likeliest token is all that is asked for."""
-        state = (self._bias, self._said, self._seen, self._constraint)
+        """Whether sampling is just the argmax of the logits."""
+        state = (self._bias, self._counts, self._seen, self._constraint)
         return self._greedy and not self._chat.logprobs and state == (None,) * len(state)
 
     @property
     def _greedy(self) -> bool:
         return self._chat.temperature < GREEDY_BELOW
 
-    def choose(self, logits: torch.Tensor) -> SampledToken:
-        """Choose from logits ``(vocabulary,)`` float32, cpu, which are left as they are.
+    def sample(self, logits: torch.Tensor) -> SampledToken:
+        """Sample from logits ``(vocabulary,)`` float32, cpu, which are not modified.
 
-        Raise ``FloatingPointError`` if they, or what the parameters make of them, are no numbers,
-        and ``GrammarError`` if the answer cannot be kept to its grammar.
+        Raise ``FloatingPointError`` if they are not finite, before or after the parameters are
+        applied, and ``GrammarError`` if the grammar cannot be followed.
         """
-        token = self._draw(self._adjust(logits))
+        token = self._pick(self._adjust(logits))
         ends = False
         if self._constraint is not None:
             self._constraint.accept(token)
             ends = self._constraint.ended
-        if self._said is not None:
-            self._said[token] += 1
+        if self._counts is not None:
+            self._counts[token] += 1
         if self._seen is not None:
             self._seen[token] = True
         if not self._chat.logprobs:
@@ -105,7 +106,7 @@ class Sampler:
         return SampledToken(token, float(logprobs[token]), tuple(top), ends)
 
     def _adjust(self, logits: torch.Tensor) -> torch.Tensor:
-        """Apply bias and penalties; the repetition penalty also counts what the prompt said."""
+        """Apply bias and penalties; the repetition penalty includes the prompt's tokens."""
         chat = self._chat
         if self._bias is not None:
             logits = logits + self._bias
@@ -113,46 +114,44 @@ class Sampler:
             scale = chat.repetition_penalty
             scaled = torch.where(logits > 0, logits / scale, logits * scale)
             logits = torch.where(self._seen, scaled, logits)
-        if self._said is not None:
-            penalty = chat.frequency_penalty * self._said
-            logits = logits - penalty - chat.presence_penalty * (self._said > 0)
-        if self._constraint is not None:
-            # What is no number must stay so, to be noticed.
-            broken = not bool(logits.sum().isfinite())
-            if not broken:
-                logits = logits.masked_fill(~self._constraint.allowed(), -torch.inf)
+        if self._counts is not None:
+            penalty = chat.frequency_penalty * self._counts
+            logits = logits - penalty - chat.presence_penalty * (self._counts > 0)
+        # The mask could hide NaN or infinity, which must fail the request.
+        if self._constraint is not None and bool(logits.sum().isfinite()):
+            logits = logits.masked_fill(~self._constraint.allowed(), -torch.inf)
         return logits
 
-    def guess(self, logits: torch.Tensor, ahead: int) -> int:
-        """Say what would be chosen ``ahead`` places after the next if these were the logits there.
+    def propose(self, logits: torch.Tensor, offset: int) -> int:
+        """Return the token that these logits would yield ``offset`` positions after the next one.
 
-        Changes no choice. Penalties and constraints are left out.
+        Does not affect later samples. Ignores penalties and constraints.
         """
         if self._greedy:
             return int(logits.argmax())
-        return int(self._scores(logits, self._noise_at(ahead)).argmax())
+        return int(self._scores(logits, self._noise_at(offset)).argmax())
 
-    def _draw(self, logits: torch.Tensor) -> int:
+    def _pick(self, logits: torch.Tensor) -> int:
         if not self._greedy:
             noise = self._noise_at(0)
             self._noise.popleft()
             logits = self._scores(logits, noise)
         highest, token = logits.max(dim=-1)
         if not highest.isfinite():
-            raise FloatingPointError("there is no likeliest token")
+            raise FloatingPointError("the logits are not finite")
         return int(token)
 
     def _scores(self, logits: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        return self._cut(logits / self._chat.temperature) - noise
+        return self._truncate(logits / self._chat.temperature) - noise
 
-    def _noise_at(self, ahead: int) -> torch.Tensor:
-        while len(self._noise) <= ahead:
-            drawn = torch.empty(self._vocabulary).exponential_(generator=self._generator)
-            self._noise.append(drawn.clamp_min_(1e-30).log_())
-        return self._noise[ahead]
+    def _noise_at(self, offset: int) -> torch.Tensor:
+        while len(self._noise) <= offset:
+            noise = torch.empty(self._vocabulary).exponential_(generator=self._generator)
+            self._noise.append(noise.clamp_min_(1e-30).log_())
+        return self._noise[offset]
 
-    def _cut(self, logits: torch.Tensor) -> torch.Tensor:
-        """Rule out what is beyond top-k, below min-p or outside top-p; never the likeliest."""
+    def _truncate(self, logits: torch.Tensor) -> torch.Tensor:
+        """Exclude tokens by top-k, min-p and top-p, but never the likeliest."""
         chat = self._chat
         if 0 < chat.top_k < len(logits):
             bound = torch.topk(logits, chat.top_k).values[-1]
@@ -166,7 +165,7 @@ class Sampler:
 
 
 def _nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Keep the fewest likeliest tokens that together reach ``top_p``."""
+    """Keep the smallest set of likeliest tokens whose probabilities reach ``top_p``."""
     weights = torch.softmax(logits, dim=-1)
     ordered, order = torch.topk(weights, min(HEAD, len(weights)))
     if float(ordered.sum()) < top_p:

@@ -1,13 +1,13 @@
-"""Who takes part in a step, with which tokens, in which blocks of the cache. Pure: no tensor.
+"""Schedules prefill and decode: the sequences of each step, their tokens and their KV blocks.
 
-A request has a seat for each of its prompts, and a sequence for each answer to it. Seats wait until
-there is room; their prompts are read in pieces of one block, those that have been read are written
-on, one token in a step or more where some were guessed ahead. When the blocks run out, the seat
-that may best wait gives its own back and later begins anew with what it has written so far: the
-same tokens in the same order, so that its answer stays as it would have been.
+Pure: no tensors. A request has one ``SequenceGroup`` per prompt, and a group one ``TokenSequence``
+per choice. Groups wait until slots and blocks are free. Their prompts are prefilled in chunks of
+one block; after that each step decodes one token per sequence, plus its draft tokens. When blocks
+run out, the least urgent group is preempted: its blocks are freed, and it is recomputed later from
+its prompt and the tokens generated so far, so its output does not change.
 
-Planning takes blocks and changes nothing else; only ``advance`` does, after the step has succeeded.
-So a step that failed can be planned again without the request that was dropped.
+``plan`` allocates blocks and changes nothing else; ``advance`` applies a plan after its step has
+succeeded. A failed step can therefore be planned again without the request that caused it.
 """
 
 from __future__ import annotations
@@ -23,95 +23,95 @@ from workers.contract.jobs import RequestId
 from workers.engines.llm.blocks import BlockPool
 
 STEP_TOKENS: Final = 2048
-"""At most so many tokens in a step, so that running answers keep flowing while prompts are read."""
+"""Token budget of a step. Bounds prefill, so that running sequences keep decoding."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class TokenSequence:
-    """One answer as the cache knows it: how many tokens there are of it, the prompt included, how
-    many of them are in the cache, and in which blocks."""
+    """One choice of a request: its length in tokens (prompt included), how many of them are in the
+    KV cache (``computed``), and its blocks."""
 
-    seat: SequenceGroup
+    group: SequenceGroup
     index: int
-    known: int
+    length: int
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
-    ahead: int = 0
-    """Tokens that are guessed beyond the known ones, to be tried in the next step."""
+    draft_tokens: int = 0
+    """Draft tokens after the known ones, to be verified in the next step."""
     open: bool = True
 
 
 @dataclass(slots=True, eq=False)
 class SequenceGroup:
-    """One prompt of a request. ``rank`` orders by urgency, the lowest first, and is never equal."""
+    """A prompt and its sequences. ``rank`` is unique and orders by urgency, lowest first."""
 
     request_id: RequestId
     rank: tuple[float, int]
     priority: int
     prompt_tokens: int
     digests: Sequence[bytes]
-    chains: list[TokenSequence] = field(default_factory=list)
-    seated: bool = False
-    read: int = 0
-    """Of the prompt, how many tokens are in the cache."""
+    sequences: list[TokenSequence] = field(default_factory=list)
+    running: bool = False
+    prefilled: int = 0
+    """Prompt tokens in the KV cache."""
     blocks: list[int] = field(default_factory=list)
-    """Of the prompt, until it has been read; then each chain has its own."""
-    furthest: int = 0
-    """How much of the prompt was in the cache at any time."""
-    cached: int | None = None
-    """How much of the prompt was in the cache already when it was first seated."""
+    """The prompt's blocks during prefill; afterwards each sequence has its own list."""
+    prefilled_max: int = 0
+    """Highest value of ``prefilled``. Input tokens are billed by it, so recomputation is free."""
+    cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache at first admission; None before it."""
 
     @property
-    def reading(self) -> bool:
-        return self.seated and self.read < self.prompt_tokens
+    def prefilling(self) -> bool:
+        return self.running and self.prefilled < self.prompt_tokens
 
     @property
-    def writing(self) -> Iterator[TokenSequence]:
-        return (chain for chain in self.chains if chain.open)
+    def open_sequences(self) -> Iterator[TokenSequence]:
+        return (sequence for sequence in self.sequences if sequence.open)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Of a prompt, the tokens from ``start`` to before ``stop``: one block, or the rest."""
+    """Prompt tokens ``[start, stop)`` of a group: one block, or the rest of the prompt."""
 
-    seat: SequenceGroup
+    group: SequenceGroup
     start: int
     stop: int
 
     @property
     def is_last(self) -> bool:
-        return self.stop == self.seat.prompt_tokens
+        return self.stop == self.group.prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeChunk:
-    """Of a chain, the tokens from ``start`` to before ``stop``, known or guessed."""
+    """Tokens ``[start, stop)`` of a sequence, including draft tokens."""
 
-    chain: TokenSequence
+    sequence: TokenSequence
     start: int
     stop: int
 
     @property
-    def is_news(self) -> bool:
-        """Whether something comes after them that is not known yet."""
-        return self.stop >= self.chain.known
+    def needs_logits(self) -> bool:
+        """Whether the chunk reaches the end of the known tokens, so that a new one is sampled."""
+        return self.stop >= self.sequence.length
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What the next step does, in this order: blank ``fresh`` blocks, run, make ``copies``."""
+    """One step, in this order: zero ``blocks_to_zero``, run the chunks, make ``block_copies``."""
 
-    fresh: tuple[int, ...]
-    turns: tuple[DecodeChunk, ...]
-    pieces: tuple[PrefillChunk, ...]
-    copies: tuple[tuple[int, int], ...]
-    """Blocks half full of a prompt, to be copied from one to another, for each further choice."""
+    blocks_to_zero: tuple[int, ...]
+    decodes: tuple[DecodeChunk, ...]
+    prefills: tuple[PrefillChunk, ...]
+    block_copies: tuple[tuple[int, int], ...]
+    """``(source, target)``: a prompt's partly filled last block, copied for each further choice."""
 
 
 class Scheduler:
-    """Seats for ``slots`` answers at a time, in the blocks of a pool.
+    """Schedules at most ``slots`` sequences over the blocks of a pool.
 
-    ``width`` is the most tokens of one answer in a step: one, and those guessed ahead.
+    ``decode_tokens_max`` is the most tokens of one sequence in a step: one plus its draft tokens.
     """
 
     def __init__(
@@ -120,20 +120,20 @@ class Scheduler:
         *,
         slots: int,
         block_tokens: int,
-        width: int = 1,
+        decode_tokens_max: int = 1,
         step_tokens: int = STEP_TOKENS,
     ) -> None:
         self._pool = pool
         self._slots = slots
-        self._block = block_tokens
-        self._width = width
+        self._block_tokens = block_tokens
+        self._decode_tokens_max = decode_tokens_max
         self._budget = max(step_tokens, slots + block_tokens)
-        self._seats: dict[RequestId, list[SequenceGroup]] = {}
+        self._groups: dict[RequestId, list[SequenceGroup]] = {}
         self._waiting: list[SequenceGroup] = []
-        self._seated: list[SequenceGroup] = []
-        self._fresh: list[int] = []
-        self._forks: dict[SequenceGroup, list[int]] = {}
-        """Blocks for the further choices of prompts that are still being read."""
+        self._running: list[SequenceGroup] = []
+        self._blocks_to_zero: list[int] = []
+        self._fork_blocks: dict[SequenceGroup, list[int]] = {}
+        """Partial blocks for the further choices of prompts that are still being prefilled."""
         self._order = itertools.count()
         self.preempted = 0
 
@@ -142,13 +142,14 @@ class Scheduler:
         return len(self._waiting)
 
     def blocks_of(self, tokens: int) -> int:
-        return -(-tokens // self._block)
+        return -(-tokens // self._block_tokens)
 
     def fits(self, prompt_tokens: int, choices: int, limit: int) -> bool:
-        """Whether a prompt could ever be answered to its end, with everything else gone."""
-        whole = prompt_tokens // self._block
-        each = self.blocks_of(prompt_tokens + limit) - whole
-        return choices <= self._slots and whole + choices * each <= self._pool.count
+        """Whether a request can ever run: choices within ``slots``, and its prompt plus ``limit``
+        tokens per choice within an otherwise empty pool."""
+        shared = prompt_tokens // self._block_tokens
+        own = self.blocks_of(prompt_tokens + limit) - shared
+        return choices <= self._slots and shared + choices * own <= self._pool.count
 
     def add(
         self,
@@ -160,210 +161,217 @@ class Scheduler:
         due: float = 0.0,
         priority: int = 0,
     ) -> SequenceGroup:
-        """Let a prompt wait for its place; the earlier it is due, the sooner it comes."""
-        seats = self._seats.setdefault(request_id, [])
+        """Queue a prompt. Groups are admitted in order of ``due``, earliest first."""
+        groups = self._groups.setdefault(request_id, [])
         rank = (due, next(self._order))
-        seat = SequenceGroup(request_id, rank, priority, prompt_tokens, digests)
-        seat.chains = [TokenSequence(seat, index, prompt_tokens) for index in range(choices)]
-        seats.append(seat)
-        insort(self._waiting, seat, key=attrgetter("rank"))
-        return seat
+        group = SequenceGroup(request_id, rank, priority, prompt_tokens, digests)
+        group.sequences = [TokenSequence(group, index, prompt_tokens) for index in range(choices)]
+        groups.append(group)
+        insort(self._waiting, group, key=attrgetter("rank"))
+        return group
 
     # --- One step ---------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan:
-        turns = [
-            turn
-            for seat in list(self._seated)
-            if seat.seated and not seat.reading
-            for turn in self._turns(seat)
+        """Plan the next step: decode first, then prefill, within the token budget.
+
+        Draft tokens have the lowest priority: every sequence's next token and one block of prefill
+        come first.
+        """
+        decodes = [
+            decode
+            for group in list(self._running)
+            if group.running and not group.prefilling
+            for decode in self._decodes(group)
         ]
-        self._seat_waiting()
-        turns = [turn for turn in turns if self._still(turn)]
-        reading = [seat for seat in self._seated if seat.reading]
-        room = self._budget - len(turns)
-        spare = room - (self._block if reading else 0)
-        for place, turn in enumerate(turns):
-            # Guesses come after what is known: everybody's next token, and somebody's prompt.
-            more = min(turn.stop - turn.start - 1, max(spare, 0))
-            spare, room = spare - more, room - more
-            turns[place] = DecodeChunk(turn.chain, turn.start, turn.start + 1 + more)
-        pieces = []
-        for seat in reading:
-            for start in range(seat.read, seat.prompt_tokens, self._block):
-                stop = min(start + self._block, seat.prompt_tokens)
-                if stop - start > room:
+        self._admit_waiting()
+        decodes = [decode for decode in decodes if self._is_running(decode)]
+        prefilling = [group for group in self._running if group.prefilling]
+        budget = self._budget - len(decodes)
+        for_drafts = budget - (self._block_tokens if prefilling else 0)
+        for index, decode in enumerate(decodes):
+            drafts = min(decode.stop - decode.start - 1, max(for_drafts, 0))
+            for_drafts, budget = for_drafts - drafts, budget - drafts
+            decodes[index] = DecodeChunk(decode.sequence, decode.start, decode.start + 1 + drafts)
+        prefills = []
+        for group in prefilling:
+            for start in range(group.prefilled, group.prompt_tokens, self._block_tokens):
+                stop = min(start + self._block_tokens, group.prompt_tokens)
+                if stop - start > budget:
                     break
-                room -= stop - start
-                pieces.append(PrefillChunk(seat, start, stop))
+                budget -= stop - start
+                prefills.append(PrefillChunk(group, start, stop))
             else:
                 continue
             break
-        copies = [copy for piece in pieces if piece.is_last for copy in self._copies(piece.seat)]
-        return StepPlan(tuple(self._fresh), tuple(turns), tuple(pieces), tuple(copies))
+        copies = [copy for chunk in prefills if chunk.is_last for copy in self._copies(chunk.group)]
+        return StepPlan(tuple(self._blocks_to_zero), tuple(decodes), tuple(prefills), tuple(copies))
 
     def advance(self, plan: StepPlan) -> None:
-        """Note that a plan was carried out."""
-        self._fresh.clear()
-        for turn in plan.turns:
-            turn.chain.computed = turn.stop
-        for piece in plan.pieces:
-            seat = piece.seat
-            seat.read = piece.stop
-            seat.furthest = max(seat.furthest, piece.stop)
-            if piece.stop - piece.start == self._block:
-                place = piece.start // self._block
-                if place < len(seat.digests):
-                    self._pool.publish(seat.blocks[place], seat.digests[place])
-            if piece.is_last:
-                self._part(seat)
+        """Record that a plan was executed, and publish full prompt blocks to the prefix cache."""
+        self._blocks_to_zero.clear()
+        for decode in plan.decodes:
+            decode.sequence.computed = decode.stop
+        for prefill in plan.prefills:
+            group = prefill.group
+            group.prefilled = prefill.stop
+            group.prefilled_max = max(group.prefilled_max, prefill.stop)
+            if prefill.stop - prefill.start == self._block_tokens:
+                index = prefill.start // self._block_tokens
+                if index < len(group.digests):
+                    self._pool.publish(group.blocks[index], group.digests[index])
+            if prefill.is_last:
+                self._fork(group)
 
-    def know(self, chain: TokenSequence, tokens: int) -> None:
-        """A chain has so many more tokens; what was guessed beyond them was wrong."""
-        chain.known += tokens
-        chain.computed = min(chain.computed, chain.known - 1)
-        chain.ahead = 0
+    def append(self, sequence: TokenSequence, tokens: int) -> None:
+        """Add the number of tokens sampled or accepted. Draft tokens after them are rejected."""
+        sequence.length += tokens
+        sequence.computed = min(sequence.computed, sequence.length - 1)
+        sequence.draft_tokens = 0
 
-    def close(self, chain: TokenSequence) -> None:
-        """Plan nothing more for an answer and give its blocks back."""
-        if not chain.open:
+    def close(self, sequence: TokenSequence) -> None:
+        """Stop a sequence and free its blocks; with its last sequence, the group's."""
+        if not sequence.open:
             return
-        chain.open = False
-        seat = chain.seat
-        self._pool.drop(chain.blocks)
-        chain.blocks = []
-        if not any(seat.writing):
-            self._leave(seat)
+        sequence.open = False
+        group = sequence.group
+        self._pool.free(sequence.blocks)
+        sequence.blocks = []
+        if not any(group.open_sequences):
+            self._withdraw(group)
 
-    def halt(self, request_id: RequestId) -> None:
-        """Plan nothing more for a request."""
-        for seat in self._seats.get(request_id, ()):
-            for chain in seat.chains:
-                self.close(chain)
+    def stop(self, request_id: RequestId) -> None:
+        """Stop all sequences of a request."""
+        for group in self._groups.get(request_id, ()):
+            for sequence in group.sequences:
+                self.close(sequence)
 
-    def leave(self, request_id: RequestId) -> None:
-        """Forget a request."""
-        self.halt(request_id)
-        self._seats.pop(request_id, None)
+    def remove(self, request_id: RequestId) -> None:
+        """Stop a request and drop its state."""
+        self.stop(request_id)
+        self._groups.pop(request_id, None)
 
-    # --- Room -------------------------------------------------------------------------------------
+    # --- Slots and blocks -------------------------------------------------------------------------
 
-    def _turns(self, seat: SequenceGroup) -> Iterator[DecodeChunk]:
-        """Take the blocks that a seat's next tokens need, from others if there are none free."""
-        for chain in list(seat.writing):
-            stop = min(chain.known + chain.ahead, chain.computed + self._width)
-            missing = self.blocks_of(stop) - len(chain.blocks)
-            while missing > 0 and (blocks := self._pool.take(missing)) is None:
-                if chain.ahead:
-                    # Rather guess nothing than take somebody's place.
-                    chain.ahead = 0
-                    stop = min(chain.known, chain.computed + self._width)
-                    missing = self.blocks_of(stop) - len(chain.blocks)
+    def _decodes(self, group: SequenceGroup) -> Iterator[DecodeChunk]:
+        """Allocate blocks for a group's next tokens. If none are free, drop its draft tokens, then
+        preempt the least urgent group, which may be this one."""
+        for sequence in list(group.open_sequences):
+            stop = min(
+                sequence.length + sequence.draft_tokens, sequence.computed + self._decode_tokens_max
+            )
+            missing = self.blocks_of(stop) - len(sequence.blocks)
+            while missing > 0 and (blocks := self._pool.allocate(missing)) is None:
+                if sequence.draft_tokens:
+                    sequence.draft_tokens = 0
+                    stop = min(sequence.length, sequence.computed + self._decode_tokens_max)
+                    missing = self.blocks_of(stop) - len(sequence.blocks)
                     continue
-                worst = self._seated[-1]
-                self._preempt(worst)
-                if worst is seat:
+                least_urgent = self._running[-1]
+                self._preempt(least_urgent)
+                if least_urgent is group:
                     return
             if missing > 0:
                 assert blocks is not None
-                chain.blocks += blocks
-                self._fresh += blocks
-            yield DecodeChunk(chain, chain.computed, stop)
+                sequence.blocks += blocks
+                self._blocks_to_zero += blocks
+            yield DecodeChunk(sequence, sequence.computed, stop)
 
     @staticmethod
-    def _still(turn: DecodeChunk) -> bool:
-        """Whether nobody has taken the seat of a turn since it was planned."""
-        return turn.chain.seat.seated and not turn.chain.seat.reading
+    def _is_running(decode: DecodeChunk) -> bool:
+        """Whether the chunk's group was not preempted after the chunk was planned."""
+        return decode.sequence.group.running and not decode.sequence.group.prefilling
 
-    def _seat_waiting(self) -> None:
-        """Seat those who wait, in their order; nobody overtakes, or the large would wait for ever.
+    def _admit_waiting(self) -> None:
+        """Admit waiting groups in order of rank. No group overtakes, or large ones would starve.
 
-        Who is more urgent takes the place of who is less so and has a lower priority.
+        A more urgent group preempts a less urgent one of lower priority.
         """
         while self._waiting:
-            seat = self._waiting[0]
-            if not self._has_slots(seat) or not self._take_blocks(seat):
-                worst = self._seated[-1] if self._seated else seat
-                if worst.priority >= seat.priority or worst.rank < seat.rank:
+            group = self._waiting[0]
+            if not self._has_slots(group) or not self._allocate_prompt(group):
+                least_urgent = self._running[-1] if self._running else group
+                if least_urgent.priority >= group.priority or least_urgent.rank < group.rank:
                     return
-                self._preempt(worst)
+                self._preempt(least_urgent)
                 continue
             del self._waiting[0]
-            seat.seated = True
-            insort(self._seated, seat, key=attrgetter("rank"))
+            group.running = True
+            insort(self._running, group, key=attrgetter("rank"))
 
-    def _has_slots(self, seat: SequenceGroup) -> bool:
-        taken = sum(1 for other in self._seated for _ in other.writing)
-        return taken + sum(1 for _ in seat.writing) <= self._slots
+    def _has_slots(self, group: SequenceGroup) -> bool:
+        used = sum(1 for other in self._running for _ in other.open_sequences)
+        return used + sum(1 for _ in group.open_sequences) <= self._slots
 
-    def _take_blocks(self, seat: SequenceGroup) -> bool:
-        """Take the blocks of a prompt, those that are in the cache and those that are not yet."""
+    def _allocate_prompt(self, group: SequenceGroup) -> bool:
+        """Allocate a prompt's blocks, sharing those in the prefix cache. False if there is no room.
+
+        The last prompt token is never taken from the cache: its logits are needed. One block is
+        reserved for each decoding sequence.
+        """
         found: list[int] = []
-        # The last token is always read again: what comes after it is in no cache.
-        for digest in seat.digests[: (seat.prompt_tokens - 1) // self._block]:
+        for digest in group.digests[: (group.prompt_tokens - 1) // self._block_tokens]:
             block = self._pool.find(digest)
             if block is None:
                 break
             found.append(block)
         for block in found:
             self._pool.share(block)
-        choices = sum(1 for _ in seat.writing)
-        half = seat.prompt_tokens % self._block != 0
-        copies = choices - 1 if half else 0
-        missing = self.blocks_of(seat.prompt_tokens) - len(found) + copies
-        # Everybody who writes may soon need a block more.
-        reserve = sum(1 for other in self._seated for _ in other.writing)
-        blocks = self._pool.take(missing) if missing + reserve <= self._pool.available else None
+        choices = sum(1 for _ in group.open_sequences)
+        has_partial_block = group.prompt_tokens % self._block_tokens != 0
+        copies = choices - 1 if has_partial_block else 0
+        missing = self.blocks_of(group.prompt_tokens) - len(found) + copies
+        reserve = sum(1 for other in self._running for _ in other.open_sequences)
+        blocks = self._pool.allocate(missing) if missing + reserve <= self._pool.available else None
         if blocks is None:
-            self._pool.drop(found)
+            self._pool.free(found)
             return False
-        self._fresh += blocks
+        self._blocks_to_zero += blocks
         if copies:
-            self._forks[seat] = blocks[-copies:]
+            self._fork_blocks[group] = blocks[-copies:]
             del blocks[-copies:]
-        seat.blocks = found + blocks
-        seat.read = len(found) * self._block
-        if seat.cached is None:
-            seat.cached = seat.furthest = seat.read
+        group.blocks = found + blocks
+        group.prefilled = len(found) * self._block_tokens
+        if group.cached_tokens is None:
+            group.cached_tokens = group.prefilled_max = group.prefilled
         return True
 
-    def _copies(self, seat: SequenceGroup) -> list[tuple[int, int]]:
-        return [(seat.blocks[-1], target) for target in self._forks.get(seat, ())]
+    def _copies(self, group: SequenceGroup) -> list[tuple[int, int]]:
+        return [(group.blocks[-1], target) for target in self._fork_blocks.get(group, ())]
 
-    def _part(self, seat: SequenceGroup) -> None:
-        """A prompt has been read: each of its chains goes on from there in blocks of its own."""
-        copies = self._forks.pop(seat, [])
-        first, *others = seat.writing
-        first.blocks, seat.blocks = seat.blocks, []
-        first.computed = seat.prompt_tokens
-        whole = first.blocks[: seat.prompt_tokens // self._block]
-        for place, chain in enumerate(others):
-            for block in whole:
+    def _fork(self, group: SequenceGroup) -> None:
+        """Split a group after prefill: its sequences share full blocks and copy the partial one."""
+        copies = self._fork_blocks.pop(group, [])
+        first, *others = group.open_sequences
+        first.blocks, group.blocks = group.blocks, []
+        first.computed = group.prompt_tokens
+        full = first.blocks[: group.prompt_tokens // self._block_tokens]
+        for index, sequence in enumerate(others):
+            for block in full:
                 self._pool.share(block)
-            chain.blocks = whole + copies[place : place + 1]
-            chain.computed = seat.prompt_tokens
+            sequence.blocks = full + copies[index : index + 1]
+            sequence.computed = group.prompt_tokens
 
-    def _preempt(self, seat: SequenceGroup) -> None:
-        """Send a seat back to those who wait; what it has written so far is not forgotten."""
+    def _preempt(self, group: SequenceGroup) -> None:
+        """Free a group's blocks and move it back to the waiting groups; its tokens are kept."""
         self.preempted += 1
-        self._vacate(seat)
-        insort(self._waiting, seat, key=attrgetter("rank"))
+        self._free(group)
+        insort(self._waiting, group, key=attrgetter("rank"))
 
-    def _leave(self, seat: SequenceGroup) -> None:
-        if seat.seated:
-            self._vacate(seat)
-        elif seat in self._waiting:
-            self._waiting.remove(seat)
+    def _withdraw(self, group: SequenceGroup) -> None:
+        if group.running:
+            self._free(group)
+        elif group in self._waiting:
+            self._waiting.remove(group)
 
-    def _vacate(self, seat: SequenceGroup) -> None:
-        self._seated.remove(seat)
-        seat.seated = False
-        seat.read = 0
-        blocks = [*seat.blocks, *self._forks.pop(seat, [])]
-        self._pool.drop(blocks)
-        seat.blocks = []
-        for chain in seat.chains:
-            self._pool.drop(chain.blocks)
-            chain.blocks = []
-            chain.computed = chain.ahead = 0
-        self._fresh = [block for block in self._fresh if self._pool.users(block)]
+    def _free(self, group: SequenceGroup) -> None:
+        self._running.remove(group)
+        group.running = False
+        group.prefilled = 0
+        self._pool.free([*group.blocks, *self._fork_blocks.pop(group, [])])
+        group.blocks = []
+        for sequence in group.sequences:
+            self._pool.free(sequence.blocks)
+            sequence.blocks = []
+            sequence.computed = sequence.draft_tokens = 0
+        self._blocks_to_zero = [block for block in self._blocks_to_zero if self._pool.users(block)]

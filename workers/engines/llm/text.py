@@ -1,4 +1,4 @@
-"""From token ids to text as it grows: whole characters only, and stop strings never shown."""
+"""Converts token ids to text incrementally: whole characters only, never part of a stop string."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final, TypeAlias
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 
 _INCOMPLETE: Final = "\ufffd"
-"""What a decoder shows for bytes that are not a whole character yet."""
+"""What a decoder returns for bytes that are not a complete character yet."""
 
 
 class TextStream:
-    """The text of one sequence. ``push`` gives what may be shown now, ``flush`` the rest.
+    """The text of one sequence. ``push`` returns text that can be emitted, ``flush`` the rest.
 
-    Text that may turn out to begin a stop string is held back until it is known.
+    Text that could be the start of a stop string is withheld until that is known.
     """
 
     def __init__(self, decode: Decode, stops: Sequence[str]) -> None:
@@ -23,21 +23,21 @@ class TextStream:
         self._ids: list[int] = []
         self._start = 0
         self._done = 0
-        self._held = ""
-        self.received = 0
-        """Characters that the tokens came to so far, shown or not."""
+        self._withheld = ""
+        self.decoded = 0
+        """Characters decoded so far, withheld ones included."""
         self.stopped = False
 
     @property
     def withholds(self) -> bool:
-        """Whether there is text, or part of a character, that may still be shown."""
-        return not self.stopped and (bool(self._held) or self._done < len(self._ids))
+        """Whether text, or part of a character, might still be emitted."""
+        return not self.stopped and (bool(self._withheld) or self._done < len(self._ids))
 
     def push(self, token: int) -> str:
-        """Add a token; after a stop string was found nothing comes any more."""
+        """Add a token and return new text. Not to be called after a stop string was found."""
         self._ids.append(token)
-        # A few tokens of context are decoded again each time: some vocabularies put the blank
-        # between two words into neither of them.
+        # The previous tokens are decoded again as context: in some vocabularies the space between
+        # two words belongs to neither.
         before = self._decode(self._ids[self._start : self._done])
         after = self._decode(self._ids[self._start :])
         if len(after) <= len(before) or after.endswith(_INCOMPLETE):
@@ -46,33 +46,33 @@ class TextStream:
         return self._release(after[len(before) :])
 
     def flush(self) -> str:
-        """Give what is still held at the end, an incomplete character included."""
+        """Return the text still withheld at the end, including an incomplete character."""
         if self.stopped:
             return ""
         before = self._decode(self._ids[self._start : self._done])
         rest = self._decode(self._ids[self._start :])[len(before) :]
         self._start = self._done = len(self._ids)
         text = self._release(rest)
-        held, self._held = self._held, ""
+        held, self._withheld = self._withheld, ""
         return text if self.stopped else text + held
 
     def _release(self, text: str) -> str:
-        self.received += len(text)
-        text = self._held + text
-        self._held = ""
-        found = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        self.decoded += len(text)
+        text = self._withheld + text
+        self._withheld = ""
+        found = [start for stop in self._stops if (start := text.find(stop)) >= 0]
         if found:
             self.stopped = True
             return text[: min(found)]
-        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        keep = max((overlap(text, stop) for stop in self._stops), default=0)
         if keep:
-            self._held = text[-keep:]
+            self._withheld = text[-keep:]
             text = text[:-keep]
         return text
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of the text that begins the stop string."""
+def overlap(text: str, stop: str) -> int:
+    """Return the length of the longest suffix of the text that is a prefix of the stop string."""
     for size in range(min(len(stop) - 1, len(text)), 0, -1):
         if stop.startswith(text[-size:]):
             return size

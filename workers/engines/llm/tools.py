@@ -1,8 +1,8 @@
-"""Functions that a model may ask for: finding the calls in what it says, forcing it to make one.
+"""Function calling: finds calls in generated text, and describes functions to the model.
 
-Models write calls as text, each family in its own form, which its chat template shows. Two forms
-are read: Hermes's (also Qwen's), JSON between ``<tool_call>`` and ``</tool_call>``, and Llama 3's,
-an answer that is one JSON object. What is not a call after all is text like any other.
+Models write calls as text, in the form that their chat template shows. Two forms are supported:
+that of Hermes (and Qwen), JSON between ``<tool_call>`` and ``</tool_call>``, and that of Llama 3,
+an answer that is one JSON object. What turns out not to be a call is ordinary text.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from workers.contract.jobs import ChatInput, Tool, ToolCall
+from workers.engines.llm.text import overlap
 
 ToolFormat: TypeAlias = Literal["hermes", "llama"]
 
 BEGIN: Final = "<tool_call>"
 END: Final = "</tool_call>"
 MARKERS: Final = frozenset({BEGIN, END})
-"""Calls are found by these in the text, so they stay in it."""
+"""Special tokens kept in decoded text, because calls are found by them."""
 _PYTHON_TAG: Final = "<|python_tag|>"
 _STRING_OR_END: Final = re.compile(rf'"(?:[^"\\]|\\.)*(?:"|(?P<open>\\?\Z))|{END}', re.DOTALL)
 
 
 def format_of(template: str) -> ToolFormat | None:
-    """In which form a chat template has its model write calls; None if it knows no tools."""
+    """Return the form of calls in a chat template, or None if it does not support tools."""
     if "tools" not in template:
         return None
     if BEGIN in template:
@@ -37,7 +38,7 @@ def format_of(template: str) -> ToolFormat | None:
 
 
 class ToolReader(Protocol):
-    """Parts text from calls as it grows. ``push`` and ``flush`` give what may be shown now."""
+    """Separates calls from growing text. ``push`` and ``flush`` return text that can be emitted."""
 
     calls: list[ToolCall]
 
@@ -47,106 +48,107 @@ class ToolReader(Protocol):
 
 
 def make_reader(format: ToolFormat, chat: ChatInput, index: int) -> ToolReader:
-    names = _Names(f"{chat.seed}/{index}")
-    return HermesReader(names) if format == "hermes" else LlamaReader(names)
+    ids = _CallIds(f"{chat.seed}/{index}")
+    return HermesReader(ids) if format == "hermes" else LlamaReader(ids)
 
 
-class _Names:
-    """Names for calls, the same when a second attempt makes the same calls."""
+class _CallIds:
+    """Generates call ids, the same ones when a second attempt makes the same calls."""
 
     def __init__(self, origin: str) -> None:
         self._origin = origin
-        self._made = 0
+        self._count = 0
 
     def next(self) -> str:
-        self._made += 1
-        said = f"{self._origin}/{self._made}".encode()
-        return f"call_{hashlib.blake2b(said, digest_size=12).hexdigest()}"
+        self._count += 1
+        key = f"{self._origin}/{self._count}".encode()
+        return f"call_{hashlib.blake2b(key, digest_size=12).hexdigest()}"
 
 
 class HermesReader:
-    def __init__(self, names: _Names) -> None:
+    def __init__(self, ids: _CallIds) -> None:
         self.calls: list[ToolCall] = []
-        self._names = names
-        self._held = ""
+        self._ids = ids
+        self._withheld = ""
 
     def push(self, text: str) -> str:
-        return self._read(text, last=False)
+        return self._parse(text, last=False)
 
     def flush(self) -> str:
-        return self._read("", last=True)
+        return self._parse("", last=True)
 
-    def _read(self, text: str, *, last: bool) -> str:
-        self._held += text
-        shown = ""
-        while self._held:
-            begin = self._held.find(BEGIN)
+    def _parse(self, text: str, *, last: bool) -> str:
+        self._withheld += text
+        emitted = ""
+        while self._withheld:
+            begin = self._withheld.find(BEGIN)
             if begin < 0:
-                keep = 0 if last else _overlap(self._held, BEGIN)
-                shown += self._held[: len(self._held) - keep]
-                self._held = self._held[len(self._held) - keep :]
+                keep = 0 if last else overlap(self._withheld, BEGIN)
+                emitted += self._withheld[: len(self._withheld) - keep]
+                self._withheld = self._withheld[len(self._withheld) - keep :]
                 break
-            shown += self._held[:begin]
-            self._held = self._held[begin:]
-            end = _end_of_call(self._held)
-            if end < 0 and last:  # quotes that never close hide no later call
-                end = self._held.find(END)
+            emitted += self._withheld[:begin]
+            self._withheld = self._withheld[begin:]
+            end = _end_of_call(self._withheld)
+            if end < 0 and last:  # unclosed quotes must not hide a later call
+                end = self._withheld.find(END)
             if end < 0:
                 if last:
-                    shown, self._held = shown + self._held, ""
+                    emitted, self._withheld = emitted + self._withheld, ""
                 break
-            whole, self._held = self._held[: end + len(END)], self._held[end + len(END) :]
-            call = _read_call(whole[len(BEGIN) : -len(END)], self._names)
+            end += len(END)
+            marked, self._withheld = self._withheld[:end], self._withheld[end:]
+            call = _parse_call(marked[len(BEGIN) : -len(END)], self._ids)
             if call is None:
-                shown += whole
+                emitted += marked
             else:
                 self.calls.append(call)
-        # Between two calls stands a line end that is not meant for anybody.
-        return shown if not self.calls or shown.strip() else ""
+        # The line break between two calls is not part of the answer.
+        return emitted if not self.calls or emitted.strip() else ""
 
 
 class LlamaReader:
-    def __init__(self, names: _Names) -> None:
+    def __init__(self, ids: _CallIds) -> None:
         self.calls: list[ToolCall] = []
-        self._names = names
-        self._held = ""
+        self._ids = ids
+        self._withheld = ""
         self._is_text = False
 
     def push(self, text: str) -> str:
         if self._is_text:
             return text
-        self._held += text
-        begun = self._held.lstrip()
-        if not begun or begun.startswith("{") or _PYTHON_TAG.startswith(begun[:14]):
+        self._withheld += text
+        start = self._withheld.lstrip()
+        if not start or start.startswith("{") or _PYTHON_TAG.startswith(start[:14]):
             return ""
         self._is_text = True
         return self.flush()
 
     def flush(self) -> str:
-        held, self._held = self._held, ""
-        if not self._is_text and held:
-            call = _read_call(held.strip().removeprefix(_PYTHON_TAG), self._names)
+        text, self._withheld = self._withheld, ""
+        if not self._is_text and text:
+            call = _parse_call(text.strip().removeprefix(_PYTHON_TAG), self._ids)
             if call is not None:
                 self.calls.append(call)
                 return ""
-        return held
+        return text
 
 
-def _read_call(text: str, names: _Names) -> ToolCall | None:
+def _parse_call(text: str, ids: _CallIds) -> ToolCall | None:
     try:
-        said = json.loads(text)
+        call = json.loads(text)
     except ValueError:
         return None
-    if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return None
-    arguments = said.get("arguments", said.get("parameters", {}))
+    arguments = call.get("arguments", call.get("parameters", {}))
     if not isinstance(arguments, dict):
         return None
-    return ToolCall(names.next(), said["name"], json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(ids.next(), call["name"], json.dumps(arguments, ensure_ascii=False))
 
 
 def _end_of_call(text: str) -> int:
-    """Where the marker after a call begins, or -1; one inside a JSON string is content."""
+    """Return the index of the marker after a call, or -1. A marker in a JSON string is content."""
     for found in _STRING_OR_END.finditer(text):
         if found[0] == END:
             return found.start()
@@ -155,18 +157,11 @@ def _end_of_call(text: str) -> int:
     return -1
 
 
-def _overlap(text: str, marker: str) -> int:
-    for size in range(min(len(marker) - 1, len(text)), 0, -1):
-        if marker.startswith(text[-size:]):
-            return size
-    return 0
-
-
 # --- For the model -------------------------------------------------------------------------------
 
 
 def describe(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Tools as chat templates want them."""
+    """Convert tools to the form that chat templates expect."""
     return [
         {
             "type": "function",
@@ -180,13 +175,13 @@ def describe(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     ]
 
 
-def wanted(chat: ChatInput) -> Sequence[Tool]:
-    """The tools of which one must be called; none if the model may choose."""
+def required_tools(chat: ChatInput) -> Sequence[Tool]:
+    """Return the tools of which one must be called; none if a call is optional."""
     if chat.tool_name is not None:
         return [tool for tool in chat.tools if tool.name == chat.tool_name]
     return chat.tools if chat.tool_choice == "required" else ()
 
 
 def is_constrained(chat: ChatInput) -> bool:
-    """Whether an answer may be only of a certain form."""
-    return bool(wanted(chat)) or (chat.response_format or {}).get("type", "text") != "text"
+    """Whether the answer must match a grammar."""
+    return bool(required_tools(chat)) or (chat.response_format or {}).get("type", "text") != "text"

@@ -1,7 +1,7 @@
 """The paged cache of a CUDA device: torch's variable-length attention reads the blocks in place.
 
-Found by its signature, for not every torch that we support has block tables in it; without them a
-device gets the cache that gathers.
+Not every supported torch has block tables in this attention, so it is detected by its signature;
+without them a device uses ``GatherCache``.
 """
 
 from __future__ import annotations
@@ -14,28 +14,20 @@ from typing import Any, Final
 
 import torch
 
-from workers.engines.llm.blocks import BLANK
-from workers.engines.llm.cache import (
-    Blocks,
-    Cache,
-    CacheShape,
-    GatherCache,
-    Layout,
-    SequenceInput,
-    places,
-)
+from workers.engines.llm.blocks import ZERO_BLOCK
+from workers.engines.llm.cache import CacheShape, GatherCache, PagedCache, SequenceInput
 
 BLOCK_TOKENS: Final = 256
-"""The kernels take blocks of a multiple of so many tokens."""
-_NEEDED: Final = {"block_table", "seqused_k", "window_size", "enable_gqa", "num_splits"}
+"""Tokens of a block; the kernels require a multiple of this."""
+_PARAMETERS: Final = {"block_table", "seqused_k", "window_size", "enable_gqa", "num_splits"}
 _DTYPES: Final = (torch.bfloat16, torch.float16)
 
 Attention = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Laid:
-    """``tables`` ``(sequences, blocks)`` int32, a sequence for each row and piece."""
+class _VarlenLayout:
+    """``tables`` ``(sequences, blocks)`` int32: a sequence for each row and each prefill chunk."""
 
     blocks: torch.Tensor
     offsets: torch.Tensor
@@ -46,48 +38,46 @@ class _Laid:
     longest_past: int
 
 
-class VarlenCache(Blocks):
+class VarlenCache(PagedCache[_VarlenLayout]):
     """A block is ``(block_tokens, kv_heads, head_dim)``, as the kernels read it."""
 
     def __init__(
         self, shape: CacheShape, device: torch.device, attention: Attention, longest: int
     ) -> None:
-        """``longest``: tokens of the longest sequence that there can be."""
+        """``longest``: maximum length of a sequence, in tokens."""
         super().__init__(shape, device, (shape.block_tokens, shape.kv_heads, shape.head_dim))
         self._longest = longest
         self._attention = attention
-        self._layout: _Laid | None = None
 
     def lay_out(
         self,
         rows: Sequence[SequenceInput],
         columns: int,
-        pieces: Sequence[SequenceInput],
+        prefills: Sequence[SequenceInput],
         padding: int,
         *,
-        steady: bool = False,
-    ) -> _Laid:
-        blocks, offsets = places(rows, columns, pieces, padding, self.shape)
-        size, sink = self.shape.block_tokens, self.shape.sink
-        # What pads a row comes after its own tokens and may see more of its past than there is of
-        # it; what pads the step is a sequence of its own. Neither is looked at.
-        lengths = [columns] * len(rows) + [len(piece.ids) for piece in pieces]
-        used = [row.start + columns for row in rows] + [piece.stop for piece in pieces]
-        tables = [list(feed.table) for feed in (*rows, *pieces)]
+        static: bool = False,
+    ) -> _VarlenLayout:
+        blocks, offsets = self._locate(rows, columns, prefills, padding)
+        # Padding of a row follows its own tokens and may see beyond its past; padding of the step
+        # is a separate sequence. The output of neither is used.
+        lengths = [columns] * len(rows) + [len(prefill.ids) for prefill in prefills]
+        used = [row.start + columns for row in rows] + [prefill.stop for prefill in prefills]
+        tables = [list(sequence.table) for sequence in (*rows, *prefills)]
         if padding:
             lengths.append(padding)
             used.append(padding)
-            tables.append([sink] * -(-padding // size))
-        width = max(max(map(len, tables)), max(-(-count // size) for count in used))
+            tables.append([self.shape.sink] * self._blocks_of(padding))
+        width = max(max(map(len, tables)), max(map(self._blocks_of, used)))
         longest = max(used)
-        if steady:
-            width = max(width, -(-self._longest // size))
-            longest = width * size
+        if static:
+            width = max(width, self._blocks_of(self._longest))
+            longest = width * self.shape.block_tokens
         for table in tables:
-            table += [BLANK] * (width - len(table))
-        return _Laid(
-            self._tensor(blocks, torch.long),
-            self._tensor(offsets, torch.long),
+            table += [ZERO_BLOCK] * (width - len(table))
+        return _VarlenLayout(
+            self._tensor(blocks),
+            self._tensor(offsets),
             self._tensor([0, *accumulate(lengths)], torch.int32),
             self._tensor(used, torch.int32),
             self._tensor(tables, torch.int32),
@@ -95,27 +85,19 @@ class VarlenCache(Blocks):
             longest,
         )
 
-    def begin(self, layout: Layout) -> None:
-        assert isinstance(layout, _Laid)
-        self._layout = layout
-
-    def attend(
+    def _attend(
         self,
-        layer: int,
+        layout: _VarlenLayout,
+        stored: tuple[torch.Tensor, torch.Tensor],
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        new: tuple[torch.Tensor, torch.Tensor],
         scaling: float | None,
     ) -> torch.Tensor:
-        layout = self._layout
-        assert layout is not None
-        keys, values = self._keys[layer], self._values[layer]
-        keys[layout.blocks, layout.offsets] = key[0].transpose(0, 1)
-        values[layout.blocks, layout.offsets] = value[0].transpose(0, 1)
+        for target, source in zip(stored, new, strict=True):
+            target[layout.blocks, layout.offsets] = source[0].transpose(0, 1)
         attended: torch.Tensor = self._attention(
             query[0].transpose(0, 1),
-            keys,
-            values,
+            *stored,
             layout.ends,
             None,
             layout.longest_query,
@@ -125,28 +107,25 @@ class VarlenCache(Blocks):
             enable_gqa=True,
             seqused_k=layout.used,
             block_table=layout.tables,
-            # One piece of work for each row, whoever else is in the step.
+            # One split per row, whatever else is in the step: batch invariance.
             num_splits=1,
         )
         return attended[None]
 
-    def _tensor(self, values: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=self.device)
-
 
 def find_attention(device: torch.device, dtype: torch.dtype) -> Attention | None:
-    """Torch's attention over block tables, where it has it for this device and type."""
+    """Return torch's attention over block tables, if it supports this device and type."""
     if device.type != "cuda" or dtype not in _DTYPES:
         return None
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    return varlen_attn if inspect.signature(varlen_attn).parameters.keys() >= _NEEDED else None
+    return varlen_attn if inspect.signature(varlen_attn).parameters.keys() >= _PARAMETERS else None
 
 
-def make_cache(shape: CacheShape, device: torch.device, longest: int) -> Cache:
-    """``longest``: tokens of the longest sequence that there can be."""
+def make_cache(shape: CacheShape, device: torch.device, longest: int) -> PagedCache[Any]:
+    """``longest``: maximum length of a sequence, in tokens."""
     attention = find_attention(device, shape.dtype)
     if attention is None:
         return GatherCache(shape, device)

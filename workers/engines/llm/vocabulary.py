@@ -1,4 +1,4 @@
-"""A tokenizer as this engine needs it: conversations to token ids, and ids back to text."""
+"""The tokenizer of a chat model: conversations to token ids, and ids back to text."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from jinja2 import TemplateError
-from transformers import AutoTokenizer
 
 from workers.contract.jobs import ChatMessage, Prompt, Tool, ToolCall
+from workers.engines.checkpoints import read_tokenizer
 from workers.engines.llm.contents import Contents
 from workers.engines.llm.grammar import Grammars
 from workers.engines.llm.tools import MARKERS, ToolFormat, describe, format_of
@@ -22,7 +22,7 @@ _TOOL: Final = Tool("f", "e", {"type": "object", "properties": {}})
 
 
 class Vocabulary:
-    """``size`` is the model's, which may be padded beyond what the tokenizer knows."""
+    """``size`` is that of the model's embedding, which may be padded beyond the tokenizer's."""
 
     def __init__(self, tokenizer: Any, *, size: int, end_tokens: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -31,7 +31,7 @@ class Vocabulary:
         self.tool_format: ToolFormat | None = format_of(str(tokenizer.chat_template or ""))
         special = {id: str(token) for id, token in _added(tokenizer).items() if token.special}
         self._hidden: frozenset[int] | None = None
-        """Special tokens left out of text; None for all of them, which the tokenizer does."""
+        """Special tokens omitted from text; None for all, which the tokenizer omits itself."""
         if MARKERS & set(special.values()):
             self._hidden = frozenset(id for id, text in special.items() if text not in MARKERS)
 
@@ -45,23 +45,23 @@ class Vocabulary:
         )
 
     def encode(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> list[int]:
-        """Render and tokenize a conversation, up to where the assistant is to speak.
+        """Render and tokenize a conversation, up to the start of the assistant's answer.
 
-        Raise ``ValueError`` if the model's template refuses it, as some do when roles do not
-        alternate, or if it takes a token that the model has no embedding of.
+        Raise ``ValueError`` if the model's template refuses it, as some do if roles do not
+        alternate, or if it has a token without an embedding.
         """
         turns = [self._turn(message) for message in messages]
         return self._check(self._contents.encode(self._render, turns, describe(tools)))
 
     @cached_property
     def _contents(self) -> Contents:
-        """What counts as a control token also follows from what the template writes."""
+        # Which tokens are control tokens also depends on what the template writes.
         return Contents(self._tokenizer, self._sample())
 
     def _sample(self) -> str:
-        """What the template writes of everything that a conversation can have."""
+        """Render conversations that contain everything a conversation can have."""
         call = ToolCall("c", "f", "{}")
-        sampled = (
+        conversations = (
             [ChatMessage("system", "a"), ChatMessage("user", "b")],
             [
                 ChatMessage("user", "b"),
@@ -70,71 +70,71 @@ class Vocabulary:
             ],
         )
         found = ""
-        for messages in sampled:
-            # A template may refuse what its model was not trained on.
+        for messages in conversations:
+            # Templates refuse what their model was not trained on.
             with contextlib.suppress(ValueError):
                 found += self._render([self._turn(one) for one in messages], describe([_TOOL]))
         return found
 
     def _render(self, turns: Any, tools: Any) -> str:
-        """Raise ``ValueError`` with what the template says."""
+        """Raise ``ValueError`` with the template's message."""
         try:
             text: str = self._tokenizer.apply_chat_template(
                 turns, tools=tools or None, add_generation_prompt=True, tokenize=False
             )
         except (TemplateError, TypeError) as error:
-            raise ValueError(f"its chat template says: {error}") from error
+            raise ValueError(f"its chat template failed: {error}") from error
         return text
 
     def _turn(self, message: ChatMessage) -> dict[str, Any]:
-        """A message as chat templates want it.
+        """Convert a message to the form that chat templates expect.
 
-        Reasoning in an answer that was sent back is parted here, as templates that know of it would
-        do: once it is marked as content they do not find it.
+        Reasoning in an assistant message is separated here, as templates that support it would do:
+        once marked as content (``contents``), templates no longer find it.
         """
         turn = _turn(message)
         template = str(self._tokenizer.chat_template or "")
         if message.role == "assistant" and _THOUGHT in message.content and _THOUGHT in template:
-            thought, _, said = message.content.rpartition(_THOUGHT)
-            turn["content"] = said.lstrip("\n")
+            thought, _, answer = message.content.rpartition(_THOUGHT)
+            turn["content"] = answer.lstrip("\n")
             if "reasoning_content" in template:
                 thought = thought.split(_THOUGHT)[0].rstrip("\n")
                 turn["reasoning_content"] = thought.split("<think>")[-1].lstrip("\n")
         return turn
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
-        """Tokenize a text as it stands, with what the tokenizer puts before every text.
+        """Tokenize a raw prompt, with the tokens that the tokenizer puts before every text.
 
-        It is the whole prompt, so what looks like a control token is one.
-        Raise ``ValueError`` as ``encode`` does; token ids are taken as they are.
+        The client writes the whole prompt, so control tokens in it are control tokens. Token ids
+        are passed through. Raise ``ValueError`` as ``encode`` does.
         """
         if isinstance(prompt, str):
             return self._check(self._tokenizer.encode(prompt))
         if min(prompt, default=0) < 0:
-            raise ValueError(f"{min(prompt)} is no token")
+            raise ValueError(f"{min(prompt)} is not a valid token")
         return self._check(list(prompt))
 
     def _check(self, ids: list[int]) -> list[int]:
         if not ids:
-            raise ValueError("it comes to no token at all")
+            raise ValueError("it has no tokens")
         if (highest := max(ids)) >= self.size:
-            raise ValueError(f"it takes the token {highest}, and the model has {self.size}")
+            raise ValueError(f"it contains token {highest}; tokens are 0 to {self.size - 1}")
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens in a row, without special ones but those that mark a call."""
+        """Return the text of consecutive tokens, without special tokens other than call markers."""
         if self._hidden is not None:
             ids = [id for id in ids if id not in self._hidden]
         return self._decode(ids, skip_special_tokens=self._hidden is None)
 
-    def show(self, token: int) -> str:
-        """The text of one token in the middle of others, also of a special one."""
-        # Some vocabularies drop the blank before the very first word, hence the difference.
+    def token_text(self, token: int) -> str:
+        """Return the text of one token between others; special tokens included."""
+        # Some vocabularies drop the space before the very first word, hence the difference.
         once = self._decode([token], skip_special_tokens=False)
         return self._decode([token, token], skip_special_tokens=False)[len(once) :]
 
     def _decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        # Cleaning up would change text that was already sent, when the next token comes.
+        # Clean-up could change text already sent when the next token arrives.
         text: str = self._tokenizer.decode(
             ids,
             skip_special_tokens=skip_special_tokens,
@@ -144,7 +144,7 @@ class Vocabulary:
 
 
 def _turn(message: ChatMessage) -> dict[str, Any]:
-    """A message as chat templates want it; arguments that are JSON as what they say."""
+    """Convert a message to the form that chat templates expect, with parsed JSON arguments."""
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:
         turn["name"] = message.name
@@ -175,10 +175,8 @@ def _arguments(text: str) -> Any:
 
 
 def read_vocabulary(path: Path, model: Any) -> Vocabulary:
-    """Open the tokenizer of a model. Raise ``ValueError`` if the two cannot hold a conversation."""
-    tokenizer: Any = AutoTokenizer.from_pretrained(
-        path, local_files_only=True, trust_remote_code=False
-    )
+    """Load a model's tokenizer. Raise ``ValueError`` if it cannot render a conversation."""
+    tokenizer = read_tokenizer(path)
     if tokenizer.chat_template is None:
         raise ValueError(f"the tokenizer in {path} has no chat template")
     size = int(model.get_input_embeddings().num_embeddings)
@@ -186,7 +184,7 @@ def read_vocabulary(path: Path, model: Any) -> Vocabulary:
     try:
         vocabulary.encode([ChatMessage("user", "Hello")])
     except ValueError as error:
-        raise ValueError(f"{path} cannot read a conversation: {error}") from error
+        raise ValueError(f"{path} cannot render a conversation: {error}") from error
     return vocabulary
 
 
