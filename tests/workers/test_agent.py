@@ -155,7 +155,7 @@ async def test_worker_announces_served_models_and_reasons_for_the_others(gateway
     assert announced.unavailable == {
         "wrong": "invalid options: Expected `int | null`, got `str` - at `$.concurrency`",
         "broken": "its engine could not be loaded; see the worker's log",
-        "strange": f"this worker has no engine called 'abacus'; it has {', '.join(ENGINES)}",
+        "strange": f"unknown engine 'abacus'; this worker has {', '.join(ENGINES)}",
         "keyless": "NO_SUCH_KEY is not set",
         "foreign": "unknown dialect 'smoke-signals'; this worker supports openai, gmi",
     }

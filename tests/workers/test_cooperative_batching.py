@@ -1,4 +1,4 @@
-"""Meeting at a function: who is called together, who waits, who fails, who is stopped."""
+"""Cooperative batching: which calls are batched, and which runs wait, fail or are stopped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workers.engines.cooperative_batching import (
 
 
 class Model:
-    """Doubles its input and remembers how many rows each call had."""
+    """Doubles its input and records the rows of each call."""
 
     def __init__(self, *, rows_max: int = 100) -> None:
         self.batches: list[int] = []
@@ -46,23 +46,23 @@ def _steps(call: Any, value: float, count: int, *, rows: int = 1) -> Any:
     return work
 
 
-def _play(rendezvous: CooperativeBatcher, most: int = 100) -> list[TurnResult]:
+def _run_all(batcher: CooperativeBatcher, most: int = 100) -> list[TurnResult]:
     turns = []
     for _ in range(most):
-        turn = rendezvous.turn(PhaseNames().phase)
+        turn = batcher.turn(PhaseNames().phase)
         turns.append(turn)
         if turn.point is None:
             return turns
-    raise AssertionError("it does not end")
+    raise AssertionError("the runs did not end")
 
 
 def test_runs_of_different_lengths_share_calls() -> None:
-    model, rendezvous = Model(), CooperativeBatcher(rows_max=16)
-    call = rendezvous.batch_point("model", model, "forward")
+    model, batcher = Model(), CooperativeBatcher(rows_max=16)
+    call = batcher.batch_point("model", model, "forward")
     runs = [PipelineRun(_steps(call, float(i), count)) for i, count in enumerate((2, 5, 3))]
     for run in runs:
-        rendezvous.start(run)
-    turns = _play(rendezvous)
+        batcher.start(run)
+    turns = _run_all(batcher)
     assert model.batches == [3, 3, 2, 1, 1]
     assert [len(turn.rows) for turn in turns] == [3, 3, 2, 1, 1, 0]
     for run, count in zip(runs, (2, 5, 3), strict=True):
@@ -70,158 +70,158 @@ def test_runs_of_different_lengths_share_calls() -> None:
         assert torch.equal(run.result, alone)
 
 
-def test_who_comes_late_joins_at_the_next_call() -> None:
-    model, rendezvous = Model(), CooperativeBatcher(rows_max=16)
-    call = rendezvous.batch_point("model", model, "forward")
-    rendezvous.start(PipelineRun(_steps(call, 1.0, 4)))
-    rendezvous.turn(PhaseNames().phase)
-    rendezvous.start(PipelineRun(_steps(call, 2.0, 4)))
-    _play(rendezvous)
+def test_late_run_joins_at_the_next_call() -> None:
+    model, batcher = Model(), CooperativeBatcher(rows_max=16)
+    call = batcher.batch_point("model", model, "forward")
+    batcher.start(PipelineRun(_steps(call, 1.0, 4)))
+    batcher.turn(PhaseNames().phase)
+    batcher.start(PipelineRun(_steps(call, 2.0, 4)))
+    _run_all(batcher)
     assert model.batches == [1, 2, 2, 2, 1]
 
 
-def test_no_more_rows_than_allowed_and_the_longest_waiting_first() -> None:
-    model, rendezvous = Model(), CooperativeBatcher(rows_max=4)
-    call = rendezvous.batch_point("model", model, "forward")
+def test_rows_are_limited_and_the_longest_waiting_call_is_first() -> None:
+    model, batcher = Model(), CooperativeBatcher(rows_max=4)
+    call = batcher.batch_point("model", model, "forward")
     runs = [PipelineRun(_steps(call, 1.0, 2, rows=2)) for _ in range(3)]
     for run in runs:
-        rendezvous.start(run)
-    turns = _play(rendezvous)
+        batcher.start(run)
+    turns = _run_all(batcher)
     assert model.batches == [4, 4, 4]
     assert all(sum(turn.rows.values()) <= 4 for turn in turns)
 
 
-def test_the_urgent_goes_first_and_the_other_waits_where_it_is() -> None:
-    model, rendezvous = Model(), CooperativeBatcher(rows_max=1)
-    call = rendezvous.batch_point("model", model, "forward")
+def test_urgent_run_is_first_while_the_other_stays_suspended() -> None:
+    model, batcher = Model(), CooperativeBatcher(rows_max=1)
+    call = batcher.batch_point("model", model, "forward")
     slow, urgent = PipelineRun(_steps(call, 1.0, 5)), PipelineRun(_steps(call, 2.0, 3), priority=1)
-    rendezvous.start(slow)
-    rendezvous.turn(PhaseNames().phase)
-    rendezvous.start(urgent)
+    batcher.start(slow)
+    batcher.turn(PhaseNames().phase)
+    batcher.start(urgent)
     for _ in range(3):
-        turn = rendezvous.turn(PhaseNames().phase)
+        turn = batcher.turn(PhaseNames().phase)
         assert set(turn.rows) == {id(urgent)}
     assert turn.ended == (urgent,)
-    _play(rendezvous)
+    _run_all(batcher)
     assert torch.equal(slow.result, _steps(Model(), 1.0, 5)())
 
 
-def test_too_little_memory_splits_a_batch_and_only_the_offender_fails() -> None:
-    model, rendezvous = Model(rows_max=2), CooperativeBatcher(rows_max=16)
-    call = rendezvous.batch_point("model", model, "forward")
+def test_lack_of_memory_splits_the_batch_and_fails_only_the_cause() -> None:
+    model, batcher = Model(rows_max=2), CooperativeBatcher(rows_max=16)
+    call = batcher.batch_point("model", model, "forward")
     fit = [PipelineRun(_steps(call, float(i), 2)) for i in range(4)]
     large = PipelineRun(_steps(call, 9.0, 2, rows=3))
     for run in (*fit, large):
-        rendezvous.start(run)
-    _play(rendezvous)
+        batcher.start(run)
+    _run_all(batcher)
     assert isinstance(large.error, torch.OutOfMemoryError)
     assert all(run.error is None and run.result is not None for run in fit)
 
 
-def test_an_error_costs_only_the_run_that_caused_it() -> None:
-    model, rendezvous = Model(), CooperativeBatcher(rows_max=16)
-    call = rendezvous.batch_point("model", model, "forward")
+def test_error_fails_only_the_run_that_caused_it() -> None:
+    model, batcher = Model(), CooperativeBatcher(rows_max=16)
+    call = batcher.batch_point("model", model, "forward")
     good, bad = PipelineRun(_steps(call, 1.0, 3)), PipelineRun(_steps(call, float("nan"), 3))
-    rendezvous.start(good)
-    rendezvous.start(bad)
-    _play(rendezvous)
+    batcher.start(good)
+    batcher.start(bad)
+    _run_all(batcher)
     assert good.error is None
     assert isinstance(bad.error, RuntimeError)
 
 
-def test_a_lost_device_is_everybodys() -> None:
+def test_lost_device_fails_the_turn() -> None:
     class AcceleratorError(RuntimeError):
         pass
 
     def lost(x: torch.Tensor) -> torch.Tensor:
         raise AcceleratorError("gone")
 
-    rendezvous = CooperativeBatcher(rows_max=4)
-    call = rendezvous.batch_point("model", lost, "forward")
-    rendezvous.start(PipelineRun(lambda: call(torch.zeros(1, 1))))
+    batcher = CooperativeBatcher(rows_max=4)
+    call = batcher.batch_point("model", lost, "forward")
+    batcher.start(PipelineRun(lambda: call(torch.zeros(1, 1))))
     with pytest.raises(AcceleratorError):
-        rendezvous.turn(PhaseNames().phase)
+        batcher.turn(PhaseNames().phase)
 
 
-def test_a_stopped_run_ends_where_it_is() -> None:
-    model, rendezvous = Model(), CooperativeBatcher(rows_max=16)
-    call = rendezvous.batch_point("model", model, "forward")
+def test_stopped_run_ends_where_it_is_suspended() -> None:
+    model, batcher = Model(), CooperativeBatcher(rows_max=16)
+    call = batcher.batch_point("model", model, "forward")
     cleaned = []
 
     def work() -> Any:
         try:
             return _steps(call, 1.0, 100)()
-        except Exception:  # no library keeps it
+        except Exception:  # libraries cannot catch it
             return None
         finally:
             cleaned.append(True)
 
     stopped, other = PipelineRun(work), PipelineRun(_steps(call, 2.0, 3))
-    rendezvous.start(stopped)
-    rendezvous.start(other)
-    rendezvous.turn(PhaseNames().phase)
-    rendezvous.stop(stopped)
+    batcher.start(stopped)
+    batcher.start(other)
+    batcher.turn(PhaseNames().phase)
+    batcher.stop(stopped)
     assert stopped.ended
-    turn = rendezvous.turn(PhaseNames().phase)
+    turn = batcher.turn(PhaseNames().phase)
     assert isinstance(stopped.error, Stopped)
     assert cleaned == [True]
     assert set(turn.rows) == {id(other)}
-    _play(rendezvous)
+    _run_all(batcher)
     assert model.batches == [2, 1, 1]
 
 
-def test_calls_that_differ_in_what_has_no_rows_are_made_apart() -> None:
+def test_calls_that_differ_in_shared_arguments_are_not_batched() -> None:
     seen = []
 
     def model(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         seen.append(len(x))
         return x + table.sum()
 
-    rendezvous = CooperativeBatcher(rows_max=16)
-    call = rendezvous.batch_point("model", model, "forward")
+    batcher = CooperativeBatcher(rows_max=16)
+    call = batcher.batch_point("model", model, "forward")
     for table in (torch.ones(5), torch.ones(5), torch.zeros(5)):
-        rendezvous.start(PipelineRun(lambda table=table: call(torch.zeros(1, 2), table)))
-    _play(rendezvous)
+        batcher.start(PipelineRun(lambda table=table: call(torch.zeros(1, 2), table)))
+    _run_all(batcher)
     assert sorted(seen) == [1, 2]
 
 
-def test_others_call_as_if_nothing_were_wrapped() -> None:
+def test_calls_from_outside_a_run_pass_through() -> None:
     call = CooperativeBatcher(rows_max=4).batch_point("model", Model(), "forward")
     assert call(torch.ones(1, 3), torch.tensor(0.0)).tolist() == [[2.0, 2.0, 2.0]]
 
 
-def test_one_run_goes_on_at_a_time_and_none_before_the_turn() -> None:
-    model, rendezvous = Model(), CooperativeBatcher(rows_max=16)
-    call = rendezvous.batch_point("model", model, "forward")
-    going: list[int] = []
-    most: list[int] = []
+def test_runs_execute_one_at_a_time_and_only_in_turns() -> None:
+    model, batcher = Model(), CooperativeBatcher(rows_max=16)
+    call = batcher.batch_point("model", model, "forward")
+    executing: list[int] = []
+    counts: list[int] = []
 
     def work() -> None:
         for turn in range(3):
-            going.append(turn)
-            most.append(len(going))
-            going.pop()
+            executing.append(turn)
+            counts.append(len(executing))
+            executing.pop()
             call(torch.zeros(1, 3), torch.tensor(0.0))
 
     for _ in range(5):
-        rendezvous.start(PipelineRun(work))
-    assert not most
-    _play(rendezvous)
-    assert most == [1] * 15
+        batcher.start(PipelineRun(work))
+    assert not counts
+    _run_all(batcher)
+    assert counts == [1] * 15
     assert model.batches == [5, 5, 5]
 
 
-def test_who_is_stopped_before_the_first_turn_never_begins() -> None:
-    rendezvous, began = CooperativeBatcher(rows_max=4), []
+def test_run_stopped_before_its_first_turn_never_starts() -> None:
+    batcher, began = CooperativeBatcher(rows_max=4), []
     run = PipelineRun(lambda: began.append(True))
-    rendezvous.start(run)
-    rendezvous.stop(run)
+    batcher.start(run)
+    batcher.stop(run)
     assert run.ended
     assert not began
-    assert rendezvous.turn(PhaseNames().phase) == TurnResult()
+    assert batcher.turn(PhaseNames().phase) == TurnResult()
 
 
-def test_what_fails_or_is_stopped_keeps_no_tensor() -> None:
+def test_failed_and_stopped_runs_keep_no_tensors() -> None:
     seen: list[weakref.ref[torch.Tensor]] = []
     alive: list[int] = []
 
@@ -231,42 +231,42 @@ def test_what_fails_or_is_stopped_keeps_no_tensor() -> None:
         seen.append(weakref.ref(activations))
         raise torch.OutOfMemoryError("too many")
 
-    rendezvous = CooperativeBatcher(rows_max=4)
-    failing = rendezvous.batch_point("model", model, "forward")
-    waiting = rendezvous.batch_point("other", Model(), "forward")
+    batcher = CooperativeBatcher(rows_max=4)
+    failing = batcher.batch_point("model", model, "forward")
+    waiting = batcher.batch_point("other", Model(), "forward")
 
-    def work(site: Any) -> None:
+    def work(call: Any) -> None:
         latents = torch.zeros(1, 3)
         seen.append(weakref.ref(latents))
-        site(latents, *([torch.tensor(0.0)] if site is waiting else []))
+        call(latents, *([torch.tensor(0.0)] if call is waiting else []))
 
     failed = [PipelineRun(lambda: work(failing)) for _ in range(2)]
     stopped = PipelineRun(lambda: work(waiting), priority=-1)
     gc.disable()
     try:
         for run in (*failed, stopped):
-            rendezvous.start(run)
-        rendezvous.turn(PhaseNames().phase)
-        rendezvous.stop(stopped)
+            batcher.start(run)
+        batcher.turn(PhaseNames().phase)
+        batcher.stop(stopped)
         left = sum(one() is not None for one in seen)
     finally:
         gc.enable()
-    assert alive == [3, 3, 3], "the latents of all three, and nothing of a forward that failed"
+    assert alive == [3, 3, 3], "the latents of all three, and no tensor of a failed forward"
     assert left == 0
     for run in failed:
         assert isinstance(run.error, torch.OutOfMemoryError)
         assert "in model" in "".join(traceback.format_exception(run.error))
 
 
-def test_who_switches_gradients_off_and_parks_changes_nothing_for_the_rest() -> None:
+def test_gradient_mode_of_a_suspended_run_does_not_affect_others() -> None:
     seen: list[bool] = []
 
     def model(x: torch.Tensor) -> torch.Tensor:
         seen.append(torch.is_grad_enabled())
         return x
 
-    rendezvous = CooperativeBatcher(rows_max=1)
-    call = rendezvous.batch_point("model", model, "forward")
+    batcher = CooperativeBatcher(rows_max=1)
+    call = batcher.batch_point("model", model, "forward")
 
     @torch.no_grad()
     def decorated(times: int) -> None:
@@ -275,8 +275,8 @@ def test_who_switches_gradients_off_and_parks_changes_nothing_for_the_rest() -> 
         seen.append(torch.is_grad_enabled())
 
     for times in (3, 1, 2):
-        rendezvous.start(PipelineRun(lambda times=times: decorated(times)))
-    _play(rendezvous)
+        batcher.start(PipelineRun(lambda times=times: decorated(times)))
+    _run_all(batcher)
     assert seen == [False] * 9
     assert torch.is_grad_enabled()
 
@@ -292,27 +292,27 @@ class _Layers(torch.nn.Module):
         return x
 
 
-def test_a_module_that_was_cast_under_a_site_is_not_computed_with() -> None:
-    rendezvous, module = CooperativeBatcher(rows_max=4), _Layers()
-    meet = rendezvous.batch_point("m", module.forward, "forward", module=module)
-    run = PipelineRun(lambda: meet(torch.ones(1, 2)))
-    rendezvous.start(run)
+def test_module_cast_after_loading_is_an_error() -> None:
+    batcher, module = CooperativeBatcher(rows_max=4), _Layers()
+    call = batcher.batch_point("m", module.forward, "forward", module=module)
+    run = PipelineRun(lambda: call(torch.ones(1, 2)))
+    batcher.start(run)
     module.to(torch.bfloat16)
 
-    turn = rendezvous.turn(PhaseNames().phase)
+    turn = batcher.turn(PhaseNames().phase)
 
     assert turn.ended == (run,)
     assert "m is torch.bfloat16 on cpu; it was torch.float32 on cpu" in str(run.error)
 
 
-def test_the_layers_of_a_long_call_show_that_it_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_of_a_long_call_report_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     beats: list[int] = []
     monkeypatch.setattr(pulse, "EVERY_S", 0.0)
     monkeypatch.setattr(pulse.PULSE, "send", lambda: beats.append(1))
-    rendezvous, module = CooperativeBatcher(rows_max=4), _Layers()
-    meet = rendezvous.batch_point("vae", module.forward, "postprocess", module=module)
-    rendezvous.start(PipelineRun(lambda: meet(torch.ones(1, 2))))
+    batcher, module = CooperativeBatcher(rows_max=4), _Layers()
+    call = batcher.batch_point("vae", module.forward, "postprocess", module=module)
+    batcher.start(PipelineRun(lambda: call(torch.ones(1, 2))))
 
-    rendezvous.turn(PhaseNames().phase)
+    batcher.turn(PhaseNames().phase)
 
     assert len(beats) >= len(module.layers)

@@ -1,4 +1,4 @@
-"""The sound of one request: what has been heard so far, the stream made of it, and the file."""
+"""The audio of one request: its samples so far, the stream made of them, and the file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from workers.media.pixels import Audio
 
 
 class AudioOutput:
-    """Samples at ``rate`` Hz, delivered as they are ``asked`` for; with ``stream`` somebody hears
-    them as they come."""
+    """Encodes samples at ``rate`` Hz in the requested format; with ``stream``, as they arrive."""
 
     def __init__(
         self,
-        asked: SpeechInput | MusicInput,
+        task_input: SpeechInput | MusicInput,
         origin: Origin,
         *,
         rate: int,
@@ -27,8 +26,8 @@ class AudioOutput:
     ) -> None:
         self.samples = 0
         self.characters = 0
-        """Characters of the text that what was added so far has taken, to be sent along."""
-        self._asked = asked
+        """Characters of the text synthesised so far; sent with each audio chunk."""
+        self._input = task_input
         self._origin = origin
         self._rate = rate
         self._parts: list[npt.NDArray[np.float32]] = []
@@ -36,11 +35,11 @@ class AudioOutput:
         self._writer: AudioWriter | None = None
         if stream:
             self._writer = AudioWriter(
-                asked.format,
+                task_input.format,
                 source_rate=rate,
                 channels=channels,
-                rate=asked.sample_rate,
-                bitrate=asked.bitrate,
+                rate=task_input.sample_rate,
+                bitrate=task_input.bitrate,
                 origin=origin,
             )
 
@@ -48,47 +47,47 @@ class AudioOutput:
     def duration_ms(self) -> int:
         return round(self.samples * 1000 / self._rate)
 
-    def add(self, sound: npt.NDArray[np.float32]) -> list[Event]:
-        """Let ``(samples,)`` or ``(samples, channels)`` be heard."""
-        self._parts.append(sound)
-        self.samples += len(sound)
+    def add(self, audio: npt.NDArray[np.float32]) -> list[Event]:
+        """Append ``(samples,)`` or ``(samples, channels)``; return the events for them."""
+        self._parts.append(audio)
+        self.samples += len(audio)
         if self._writer is not None:
-            return self._pieces(self._writer.add(sound.T))
+            return self._chunks(self._writer.add(audio.T))
         return [AudioChunk(0, 0, b"", self.duration_ms)]
 
     def finish(self) -> list[Event]:
-        """End the stream; nothing can be added after it."""
-        return [] if self._writer is None else self._pieces(self._writer.finish())
+        """End the stream. Nothing can be added afterwards."""
+        return [] if self._writer is None else self._chunks(self._writer.finish())
 
     def file(self) -> File:
-        """The whole, of which there must be something."""
-        asked = self._asked
+        """Encode all audio as one file. Requires at least one ``add``."""
+        task_input = self._input
         data = encode_audio(
             Audio(np.atleast_2d(np.concatenate(self._parts).T), self._rate),
-            asked.format,
-            rate=asked.sample_rate,
-            bitrate=asked.bitrate,
+            task_input.format,
+            rate=task_input.sample_rate,
+            bitrate=task_input.bitrate,
             origin=self._origin,
         )
-        return File(AUDIO_TYPES[asked.format], data)
+        return File(AUDIO_TYPES[task_input.format], data)
 
     def medium(self, *, cut: bool = False) -> Medium:
-        """What is said of the file, which is the first of its request."""
-        asked = self._asked
+        """Describe the file, which is the first of its request."""
+        task_input = self._input
         return Medium(
             "audio",
             blob=0,
-            content_type=AUDIO_TYPES[asked.format],
+            content_type=AUDIO_TYPES[task_input.format],
             duration_ms=self.duration_ms,
-            sample_rate=encoded_rate(asked.format, asked.sample_rate or self._rate),
-            seed=asked.seed,
+            sample_rate=encoded_rate(task_input.format, task_input.sample_rate or self._rate),
+            seed=task_input.seed,
             cut=cut,
         )
 
-    def _pieces(self, data: bytes) -> list[Event]:
+    def _chunks(self, data: bytes) -> list[Event]:
         events: list[Event] = []
-        for at in range(0, len(data), AUDIO_CHUNK_BYTES_MAX):
-            piece = data[at : at + AUDIO_CHUNK_BYTES_MAX]
-            events.append(AudioChunk(0, self._sent, piece, self.duration_ms, self.characters))
-            self._sent += len(piece)
+        for start in range(0, len(data), AUDIO_CHUNK_BYTES_MAX):
+            chunk = data[start : start + AUDIO_CHUNK_BYTES_MAX]
+            events.append(AudioChunk(0, self._sent, chunk, self.duration_ms, self.characters))
+            self._sent += len(chunk)
         return events

@@ -1,9 +1,9 @@
-"""Makes one batch of several calls, and their answers of its answer.
+"""Concatenates several calls into one batch, and splits its result.
 
-Arguments are walked as trees of tuples, lists and mappings. A tensor whose first dimension is the
-call's number of rows has a row for each; a tensor without dimensions (a timestep) stands for all
-rows and becomes one value per row where calls differ; anything else must be the same in all calls.
-Pure: it knows no model, thread or device.
+Arguments are traversed as trees of tuples, lists and mappings. A tensor whose first dimension is
+the call's number of rows has one entry per row; a tensor without dimensions (a timestep) stands for
+all rows and becomes one value per row if calls differ; everything else must be the same in all
+calls. Pure: knows no model, thread or device.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def rows_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """Rows of a call: the first dimension of its first tensor that has one.
+    """Return the rows of a call: the first dimension of its first tensor that has one.
 
-    Named arguments are asked in the order of what carries the batch in the libraries' models.
+    Keyword arguments that carry the batch in the libraries' models come first.
     """
     named = [kwargs[name] for name in _CARRIERS if name in kwargs]
     for value in (*args, *named, *kwargs.values()):
@@ -33,7 +33,7 @@ _CARRIERS = ("hidden_states", "sample", "input_ids", "x", "z")
 
 
 def signature(args: Sequence[Any], kwargs: Mapping[str, Any], rows: int) -> tuple[object, ...]:
-    """What must be equal for calls to be made one; they may still differ inside (``can_batch``)."""
+    """Return what must be equal for calls to be batched; values are compared by ``can_batch``."""
     return (_shape(tuple(args), rows), _shape(dict(kwargs), rows))
 
 
@@ -56,12 +56,12 @@ def _has_rows(value: torch.Tensor, rows: int) -> bool:
 
 
 def _is_row_list(value: Any, rows: int) -> bool:
-    """A list with one plain entry per row, such as image sizes."""
+    """Whether a value is a list with one plain entry per row, such as image sizes."""
     return isinstance(value, list) and len(value) == rows and not any(map(torch.is_tensor, value))
 
 
 def can_batch(first: Call, other: Call, rows: int, other_rows: int) -> bool:
-    """Whether two calls of one signature agree in everything that has no row of its own."""
+    """Whether two calls of the same signature agree in everything that is not per row."""
     return _agree(first[0], other[0], rows, other_rows) and _agree(
         first[1], other[1], rows, other_rows
     )
@@ -84,7 +84,7 @@ def _agree(a: Any, b: Any, rows: int, other_rows: int) -> bool:
 
 
 def concatenate(calls: Sequence[Call], rows: Sequence[int]) -> Call:
-    """One call for all, their rows below each other."""
+    """Build one call whose rows are those of all calls, in order."""
     args = _join([call[0] for call in calls], rows)
     kwargs = _join([call[1] for call in calls], rows)
     return args, kwargs
@@ -106,32 +106,32 @@ def _join(values: Sequence[Any], rows: Sequence[int]) -> Any:
         if _is_row_list(first, rows[0]):
             return [one for value in values for one in value]
         return type(first)(
-            _join([value[place] for value in values], rows) for place in range(len(first))
+            _join([value[index] for value in values], rows) for index in range(len(first))
         )
     return first
 
 
-def split(answer: Any, rows: Sequence[int]) -> list[Any]:
-    """Cut an answer into those of the calls, each of the same kind as the whole."""
+def split(result: Any, rows: Sequence[int]) -> list[Any]:
+    """Split a batch's result into the results of its calls, each of the same type."""
     total = sum(rows)
-    if torch.is_tensor(answer):
-        if _has_rows(answer, total):
+    if torch.is_tensor(result):
+        if _has_rows(result, total):
             # Copies: a view would keep the whole batch alive as long as any of its rows.
-            return [part.clone() for part in torch.split(answer, list(rows))]
-        return [answer] * len(rows)
-    if type(answer).__name__ == "DiagonalGaussianDistribution":
-        # Known by its name, because importing diffusers takes seconds, and who speaks needs none.
-        distribution: Any = type(answer)
-        parts = torch.split(answer.parameters, list(rows))
-        return [distribution(part, deterministic=answer.deterministic) for part in parts]
-    if isinstance(answer, Mapping):
-        columns = {name: split(value, rows) for name, value in answer.items()}
-        kind: Any = type(answer)
+            return [part.clone() for part in torch.split(result, list(rows))]
+        return [result] * len(rows)
+    if type(result).__name__ == "DiagonalGaussianDistribution":
+        # Compared by name: importing diffusers takes seconds, and speech engines do not need it.
+        distribution: Any = type(result)
+        parts = torch.split(result.parameters, list(rows))
+        return [distribution(part, deterministic=result.deterministic) for part in parts]
+    if isinstance(result, Mapping):
+        columns = {name: split(value, rows) for name, value in result.items()}
+        kind: Any = type(result)
         return [
-            kind(**{name: column[place] for name, column in columns.items()})
-            for place in range(len(rows))
+            kind(**{name: column[index] for name, column in columns.items()})
+            for index in range(len(rows))
         ]
-    if isinstance(answer, list | tuple):
-        parted = [split(value, rows) for value in answer]
-        return [type(answer)(column[place] for column in parted) for place in range(len(rows))]
-    return [answer] * len(rows)
+    if isinstance(result, list | tuple):
+        parts_of = [split(value, rows) for value in result]
+        return [type(result)(column[index] for column in parts_of) for index in range(len(rows))]
+    return [result] * len(rows)

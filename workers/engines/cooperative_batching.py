@@ -1,12 +1,12 @@
-"""Runs unmodified pipelines side by side, and what they ask of the same model at once as one batch.
+"""Cooperative batching: runs unmodified pipelines side by side and joins their calls of a model.
 
-Each run is a greenlet that executes ordinary library code. Where that calls a model, at a ``site``,
-the run parks; when every run has parked or ended, one ``turn`` takes parked calls that fit
-together, makes one call of them, and hands each its rows. All of this happens in the one thread
-that calls ``turn``, so exactly one run goes on at any time: libraries keep state in places that
-they share, tokenizers for one. A run can be stopped wherever it parks. What a site computes must
-treat the rows of a batch separately; that is proven for each pipeline by a test before it may run
-here.
+Each run is a greenlet that executes ordinary library code. When it calls a function wrapped as a
+batch point, the run is suspended. When all runs are suspended or have ended, ``turn`` selects
+suspended calls that can be batched, executes them as one call, and resumes each run with its rows
+of the result. Everything happens in the thread that calls ``turn``, and only one run executes at
+any time: libraries, tokenizers for one, keep shared state. A run can be stopped wherever it is
+suspended. The function of a batch point must treat the rows of a batch independently; a test proves
+that for each pipeline before it is supported.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Phase: TypeAlias = Literal["preprocess", "forward", "postprocess"]
 
 
 class Stopped(BaseException):
-    """Raised in a run that is to end. No ``Exception``, so that no library keeps it."""
+    """Raised in a run to stop it. Not an ``Exception``, so that no library catches it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchPoint:
-    """A function that runs call: a model's forward, an autoencoder's encode or decode."""
+    """A function whose calls are batched: a model's forward, an autoencoder's encode or decode."""
 
     name: str
     function: Callable[..., Any]
@@ -41,7 +41,7 @@ class BatchPoint:
 
 @dataclass(slots=True, eq=False)
 class PipelineRun:
-    """One execution of a pipeline. ``priority``: of those parked the higher goes first."""
+    """One execution of a pipeline. Suspended runs of higher ``priority`` are resumed first."""
 
     work: Callable[[], Any]
     priority: int = 0
@@ -50,7 +50,7 @@ class PipelineRun:
     ended: bool = False
     stopping: bool = False
     greenlet: _RunGreenlet | None = None
-    """Where it is, until it has ended."""
+    """The greenlet that executes the run, from its first turn until it has ended."""
 
 
 class _RunGreenlet(greenlet):
@@ -61,7 +61,7 @@ class _RunGreenlet(greenlet):
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A parked call; ``answer`` is its rows of the result, ``error`` what was raised instead."""
+    """A suspended call; ``result`` is its rows of the batch, ``error`` the exception instead."""
 
     run: PipelineRun
     point: BatchPoint
@@ -76,16 +76,17 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
-    """What one turn did: in which phase, for whom with how many rows, and who has ended."""
+    """Result of one turn: the batch point that ran (its ``phase`` is where the time went), the rows
+    of each run, and the runs that ended."""
 
     point: BatchPoint | None = None
     rows: dict[int, int] = field(default_factory=dict)
-    """By ``id`` of the run."""
+    """Number of rows of each run, by ``id(run)``."""
     ended: tuple[PipelineRun, ...] = ()
 
 
 class CooperativeBatcher:
-    """``rows_max``: of one batch. All of it is for one thread."""
+    """``rows_max``: maximum rows of a batch. Not thread-safe."""
 
     def __init__(self, *, rows_max: int) -> None:
         self._rows_max = rows_max
@@ -104,10 +105,10 @@ class CooperativeBatcher:
         batched: bool = True,
         module: torch.nn.Module | None = None,
     ) -> Callable[..., Any]:
-        """Wrap a function so that runs meet there; called by anybody else it is as before.
+        """Wrap a function so that calls from runs are batched; other calls pass through.
 
-        A ``module`` is what the function computes with. All runs share it, so it must stay in the
-        precision and on the device that it has now, and its layers show that they get on.
+        ``module``: what the function computes with. All runs share it, so its precision and device
+        must not change. Its layers report progress (``pulse``).
         """
         if module is not None:
             function = _check_placement(name, function, module)
@@ -124,21 +125,21 @@ class CooperativeBatcher:
         return call
 
     def start(self, run: PipelineRun) -> None:
-        """Let a run begin with the next turn."""
+        """Start a run in the next turn."""
         self._new.append(run)
 
     def stop(self, *runs: PipelineRun) -> None:
-        """End runs where they are, between two turns; no turn reports them."""
+        """Stop runs where they are, between two turns; no ``TurnResult`` contains them."""
         for run in runs:
             run.stopping = True
-        taken = [run for run in runs if self._withdraw(run)]
-        self._resume(taken)
-        self._ended = [run for run in self._ended if run not in taken]
+        withdrawn = [run for run in runs if self._withdraw(run)]
+        self._resume(withdrawn)
+        self._ended = [run for run in self._ended if run not in withdrawn]
 
     def turn(self, phase: Callable[[Phase], Any]) -> TurnResult:
-        """Make one call for as many runs as fit together, and let them go on until they park again.
+        """Execute one batch of calls, then resume its runs until they are suspended again.
 
-        ``phase`` is entered while the call and what follows it take their time.
+        ``phase`` is entered around the call and the code that runs after it.
         """
         new, self._new = self._new, []
         if new:
@@ -182,9 +183,9 @@ class CooperativeBatcher:
         return call.result
 
     def _resume(self, runs: Sequence[PipelineRun]) -> None:
-        """Let runs go on, one after the other, until each has parked or ended."""
-        # What libraries switch about gradients is a thread's: all see it as it is here, and put
-        # it back to that, in whichever order they go on.
+        """Resume runs one by one, each until it is suspended or has ended."""
+        # The gradient mode belongs to the thread. Libraries switch it and restore what they found,
+        # so every run must find the same mode, in whichever order runs are resumed.
         self._turn = getcurrent()
         with torch.no_grad():
             for run in runs:
@@ -198,7 +199,7 @@ class CooperativeBatcher:
                     self._ended.append(run)
 
     def _withdraw(self, run: PipelineRun) -> bool:
-        """Whether a run was to begin or was parked; it is so no longer."""
+        """Remove a run from the new or suspended ones. Return whether it was among them."""
         if run in self._new:
             self._new.remove(run)
             return True
@@ -212,7 +213,7 @@ class CooperativeBatcher:
         return ended
 
     def _select(self) -> list[_Call]:
-        """The call that has waited longest among the most urgent, and those that fit to it."""
+        """Select the longest waiting call of the highest priority, and calls to batch with it."""
         if not self._suspended:
             return []
         first = min(self._suspended, key=lambda call: (-call.run.priority, call.order))
@@ -235,7 +236,7 @@ class CooperativeBatcher:
         return group
 
     def _compute(self, point: BatchPoint, group: Sequence[_Call]) -> None:
-        """Compute a group as one; if that fails, in halves, until only the offender fails."""
+        """Execute calls as one batch; if that fails, halve it until only the cause fails."""
         try:
             if len(group) == 1:
                 call = group[0]
@@ -246,7 +247,7 @@ class CooperativeBatcher:
             for call, part in zip(group, split(point.function(*args, **kwargs), rows), strict=True):
                 call.result = part
         except Exception as error:
-            if type(error).__name__ == "AcceleratorError":  # sticky: the device is gone
+            if type(error).__name__ == "AcceleratorError":  # sticky: the device is lost
                 raise
             if len(group) == 1:
                 group[0].error = error
@@ -254,7 +255,7 @@ class CooperativeBatcher:
                 return
         else:
             return
-        # Outside the handler, whose traceback would keep the failed batch's memory.
+        # Outside the handler: its traceback would keep the failed batch in memory.
         half = len(group) // 2
         self._compute(point, group[:half])
         self._compute(point, group[half:])
@@ -263,7 +264,7 @@ class CooperativeBatcher:
 def _check_placement(
     name: str, function: Callable[..., Any], module: torch.nn.Module
 ) -> Callable[..., Any]:
-    """Refuse to compute with a module that was cast or moved since it was put under a site."""
+    """Wrap a function to raise if its module was cast or moved since it was loaded."""
     expected = _placement(module)
 
     def compute(*args: Any, **kwargs: Any) -> Any:
@@ -280,7 +281,7 @@ def _placement(module: torch.nn.Module) -> str:
 
 
 def _layers(module: torch.nn.Module, *, deep: bool) -> Iterator[torch.nn.Module]:
-    """The layers of a network: few for what runs in every step, all for what runs once."""
+    """Yield a network's layers: the outermost only, or with ``deep`` those of all depths."""
     for part in module.modules() if deep else module.children():
         if isinstance(part, torch.nn.ModuleList):
             yield from part
@@ -295,14 +296,14 @@ def _execute(run: PipelineRun) -> None:
         if run.stopping:
             raise Stopped
         run.result = run.work()
-    except BaseException as error:  # the turn reports it
+    except BaseException as error:  # reported by the turn
         run.error = error
         _drop_frames(error)
     run.ended = True
 
 
 def _drop_frames(error: BaseException) -> None:
-    """Keep of where an exception comes from the words only: frames keep a forward's tensors."""
-    said = "" if isinstance(error, Stopped) else "".join(traceback.format_exception(error))
+    """Replace an exception's traceback by its text: frames would keep a forward's tensors alive."""
+    text = "" if isinstance(error, Stopped) else "".join(traceback.format_exception(error))
     error.__traceback__ = error.__context__ = error.__cause__ = None
-    error.__notes__ = [said]
+    error.__notes__ = [text]

@@ -1,10 +1,10 @@
 """An instant engine that answers with the last user message. For tests and benchmarks only.
 
-It computes nothing and is in no default catalog; what it shows is everything around an engine. A
-token is a word. With ``unsafe_test_hooks`` a message may ask for what engines do at their worst:
-``!crash`` kills the process, ``!hang`` does not come back from the step, ``!long`` takes seconds
-and shows progress, ``!fail`` raises, ``!fail late …`` raises after its first words; and the files
-of a job are shown in its first step and come back at its end.
+It computes nothing and is in no default catalog; it exercises everything around an engine. A token
+is a word. With ``unsafe_test_hooks`` a message can trigger faults: ``!crash`` kills the process,
+``!hang`` never returns from the step, ``!long`` takes seconds and reports progress, ``!fail``
+raises, ``!fail late …`` raises after its first words. The files of a job are emitted as previews in
+its first step and returned at its end.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _WORD: Final = re.compile(r"\S+\s*")
 
 
 class Options(msgspec.Struct, frozen=True):
-    """Of the catalog entry; what every engine has in common is in ``registry.Serving``."""
+    """Options of the catalog entry, beside those of every engine (``registry.Serving``)."""
 
     slots: int = 256
-    """Requests admitted at a time."""
+    """Maximum number of admitted requests."""
     tokens_per_step: int = 0
-    """Of each choice; 0 says everything at once."""
+    """Tokens per step of each choice; 0 emits all at once."""
     step_us: int = 0
-    """How long a step pretends to compute."""
+    """Simulated duration of a step."""
     load_us: int = 0
     unsafe_test_hooks: bool = False
 
@@ -71,16 +71,17 @@ class _Echo:
     stream: bool
     command: str | None = None
     files: tuple[File, ...] = ()
-    said: int = 0
+    emitted: int = 0
+    """Words emitted so far, of each choice."""
     cancelled: CancelReason | None = None
 
     def usage(self) -> Usage:
         return Usage(
-            requests=1, input_tokens=self.input_tokens, output_tokens=self.said * self.choices
+            requests=1, input_tokens=self.input_tokens, output_tokens=self.emitted * self.choices
         )
 
     def output(self, finish_reason: FinishReason) -> dict[str, list[Choice]]:
-        text = "".join(self.words[: self.said])
+        text = "".join(self.words[: self.emitted])
         return {"choices": [Choice(i, text, finish_reason) for i in range(self.choices)]}
 
 
@@ -101,11 +102,13 @@ class EchoEngine:
         try:
             chat = msgspec.convert(job.input, ChatInput)
         except msgspec.ValidationError as error:
-            return Failed(code="invalid_input", message=f"The input is not a chat: {error}")
+            return Failed(
+                code="invalid_input", message=f"The input is not a valid conversation: {error}"
+            )
         prompts = [prompt for prompt in chat.prompts if isinstance(prompt, str)]
-        said = [m.content for m in chat.messages if m.role == "user"]
-        asked = next(reversed(said or prompts), "")
-        words = _WORD.findall(asked)
+        messages = [m.content for m in chat.messages if m.role == "user"]
+        text = next(reversed(messages or prompts), "")
+        words = _WORD.findall(text)
         self._echoes[job.request_id] = _Echo(
             words=words,
             limit=min(len(words), chat.max_tokens),
@@ -114,7 +117,7 @@ class EchoEngine:
             ),
             choices=chat.n,
             stream=job.stream,
-            command=asked if self._options.unsafe_test_hooks else None,
+            command=text if self._options.unsafe_test_hooks else None,
             files=tuple(
                 File(ref.content_type, data)
                 for ref, data in zip(job.attachments, files, strict=True)
@@ -134,26 +137,26 @@ class EchoEngine:
             if echo.cancelled is not None:
                 outcomes.append((request_id, _cancel(echo, echo.cancelled)))
                 continue
-            _obey(echo.command, echo.said)
-            start = echo.said
-            echo.said = min(echo.limit, start + (self._options.tokens_per_step or echo.limit))
-            weights[request_id] = 1.0 + echo.said - start
+            _obey(echo.command, echo.emitted)
+            start = echo.emitted
+            echo.emitted = min(echo.limit, start + (self._options.tokens_per_step or echo.limit))
+            weights[request_id] = 1.0 + echo.emitted - start
             finish_reason: FinishReason | None = None
-            if echo.said == echo.limit:
+            if echo.emitted == echo.limit:
                 finish_reason = "stop" if echo.limit == len(echo.words) else "length"
                 output = echo.output(finish_reason)
                 outcomes.append(
                     (request_id, Completed(echo.usage(), output=output, files=echo.files))
                 )
             if start == 0:
-                for place, file in enumerate(echo.files):
-                    events.append((request_id, Sketch(place, 0, file)))
-            text = "".join(echo.words[start : echo.said])
+                for index, file in enumerate(echo.files):
+                    events.append((request_id, Sketch(index, 0, file)))
+            text = "".join(echo.words[start : echo.emitted])
             for index in range(echo.choices):
-                said = Tokens(index, text, echo.said - start, finish_reason=finish_reason)
+                event = Tokens(index, text, echo.emitted - start, finish_reason=finish_reason)
                 if start == 0 and echo.stream:
-                    said = msgspec.structs.replace(said, usage=echo.usage())
-                events.append((request_id, said))
+                    event = msgspec.structs.replace(event, usage=echo.usage())
+                events.append((request_id, event))
         return StepReport(weights, events, outcomes)
 
     def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
@@ -167,8 +170,8 @@ def _cancel(echo: _Echo, reason: CancelReason) -> Cancelled:
     return Cancelled(reason, usage=echo.usage(), output=echo.output("stop"))
 
 
-def _obey(command: str | None, said: int) -> None:
-    if command is not None and said and command.startswith("!fail late"):
+def _obey(command: str | None, emitted: int) -> None:
+    if command is not None and emitted and command.startswith("!fail late"):
         raise RuntimeError("asked to fail")
     match command:
         case "!crash":

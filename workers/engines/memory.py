@@ -1,4 +1,4 @@
-"""Whether it was memory that ran out: a request's fault or the load's, not the engine's."""
+"""Recognises lack of memory, which is caused by a request or the load, not by the engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """A GPU says it by an error of its own; torch's allocator of a CPU by a plain RuntimeError."""
+    """A GPU raises a separate exception; torch's CPU allocator raises a plain ``RuntimeError``."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         type(error) is RuntimeError and "DefaultCPUAllocator" in str(error)
     )

@@ -1,7 +1,7 @@
-"""The options that every engine with torch has, and how an entry's are read.
+"""The options of every torch engine, and how those of a catalog entry are read.
 
-An engine adds its own in a subclass. Whatever cannot be met is refused with a sentence for the
-operator; nothing is silently rounded.
+An engine adds its own in a subclass. Unsupported values raise ``ValueError`` with a message for the
+operator; none is silently adjusted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
-    # Of the weights of the large matrices; everything else is in bfloat16.
+    # Types of the large matrices' weights; everything else is bfloat16.
     "int8": torch.bfloat16,
     "fp8": torch.bfloat16,
 }
@@ -28,19 +28,19 @@ DEVICES: Final = ("auto", "cpu", "cuda")
 
 
 class TorchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of the catalog entry; what engines without torch have too is in ``registry.Serving``."""
+    """Options of a catalog entry, beside those of engines without torch (``registry.Serving``)."""
 
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
-    """Those that this engine computes in."""
+    """Values of ``dtype`` that the engine supports."""
 
     dtype: str = "float32"
     device: str = "auto"
-    """``auto`` is CUDA where there is a device, otherwise the CPU."""
+    """``auto`` is CUDA if there is a device, otherwise the CPU."""
     slots: int = 8
-    """Requests at a time."""
+    """Maximum number of concurrent requests."""
     threads: int | None = None
-    """Of torch, in this model's steps; without it one for a small model, otherwise torch's own
-    choice, or ``OMP_NUM_THREADS``."""
+    """Torch's CPU threads in this model's steps. Default: one for a small model, otherwise
+    ``OMP_NUM_THREADS`` or torch's own choice."""
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -57,9 +57,9 @@ Own = TypeVar("Own", bound=TorchOptions)
 
 
 def read(spec: ModelSpec, kind: type[Own], *, counts: Iterable[str] = ()) -> Own:
-    """Read the options of an entry; ``counts`` are those of at least 1, beside the common ones.
+    """Read the options of an entry. ``counts``: further options that must be at least 1.
 
-    Raise ``ValueError`` for one that is unknown or cannot be met here.
+    Raise ``ValueError`` if an option is unknown or not supported here.
     """
     others = set(Serving.__struct_fields__) - set(kind.__struct_fields__)
     own = {name: value for name, value in spec.options.items() if name not in others}
@@ -80,6 +80,6 @@ def read(spec: ModelSpec, kind: type[Own], *, counts: Iterable[str] = ()) -> Own
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device is cuda, but torch finds no CUDA device here")
     if options.dtype == "float16" and options.torch_device.type == "cpu":
-        # Measured: 0.4 to 3 GFLOP/s, where the same core does 200 in bfloat16 and 90 in float32.
+        # Measured: 0.4 to 3 GFLOP/s; the same core reaches 200 in bfloat16 and 90 in float32.
         raise ValueError("float16 is many times slower than bfloat16 on a CPU; use that or float32")
     return options

@@ -1,12 +1,11 @@
-"""Weights of the large matrices in eight bits, each output channel with a scale of its own.
+"""Quantises the weights of large matrices to eight bits, with one scale per output channel.
 
-``int8`` also rounds what goes in, each token with a scale of its own, and multiplies integers:
-exact, so that no row depends on another, and on a CPU several times faster than float32, above all
-where oneDNN has the weights in its own order, packed once. ``fp8``
-(E4M3) keeps half the bytes of bfloat16; what goes in is rounded too where the device multiplies
-such numbers (CUDA from compute capability 8.9 on), elsewhere the weights are widened for each
-product, which takes longer than it saves: there it is for checking, not for serving. Embeddings and
-the last product, which chooses the words, stay as they are.
+``int8`` also quantises the input, with one scale per token, and multiplies integers. That is exact,
+so no row depends on another, and on a CPU several times faster than float32, above all if oneDNN
+has the weights prepacked in its own layout. ``fp8`` (E4M3) takes half the bytes of bfloat16. The
+input is quantised too if the device multiplies such numbers (CUDA from compute capability 8.9 on).
+Elsewhere the weights are widened for each product, which costs more time than it saves: there
+``fp8`` is for checking, not for serving. Embeddings and the language model's head stay as they are.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ FP8: Final = torch.float8_e4m3fn
 _FP8_MAX: Final = 448.0
 _TINY: Final = 1e-12
 _PACKED_FROM: Final = 1 << 20
-"""Weights of a layer; for smaller ones the call costs more than the order saves."""
+"""Minimum weights of a layer to prepack; for smaller ones the call costs more than it saves."""
 _CUDA_ROWS: Final = 32
-"""CUDA's product of integers wants more than 16 rows."""
+"""Rows to which CUDA's integer product is padded: it requires more than 16."""
 
 
 def quantize(model: Any, dtype: str) -> None:
     """Replace the linear layers of a model in place, all but a language model's head."""
     if dtype not in QUANTIZED:
         return
-    made = Int8Linear if dtype == "int8" else Fp8Linear
+    linear_class = Int8Linear if dtype == "int8" else Fp8Linear
     get_head = getattr(model, "get_output_embeddings", None)
     head = get_head() if get_head else None
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear) and child is not head:
-                setattr(module, name, made(child))
+                setattr(module, name, linear_class(child))
 
 
 class Int8Linear(nn.Module):
-    """``weight`` ``(in, out)`` int8, as the product wants it, or ``(out, in)`` in oneDNN's order;
+    """``weight`` ``(in, out)`` int8, as the product requires, or ``(out, in)`` in oneDNN's layout;
     ``scale`` ``(out,)`` float32."""
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -68,7 +67,7 @@ class Int8Linear(nn.Module):
         rows = x.reshape(-1, x.shape[-1]).float()
         scale = (rows.abs().amax(dim=1, keepdim=True) / 127).clamp_min(_TINY)
         rounded = (rows / scale).round()
-        # What is no number must stay so: rounded to an integer it would look like one.
+        # An integer cannot be NaN; NaN survives because the scale of its row is NaN as well.
         if self._packed is not None:
             out = (self._multiply_packed(rounded) * scale).to(x.dtype)
         else:
@@ -84,7 +83,7 @@ class Int8Linear(nn.Module):
         return torch._int_mm(rounded, self.weight)[:count]
 
     def _multiply_packed(self, rounded: torch.Tensor) -> torch.Tensor:
-        # Unsigned, with 128 for zero: signed ones take a path that is a thousand times slower.
+        # Unsigned with zero point 128: the signed path is a thousand times slower.
         shifted = (rounded + 128).to(torch.uint8)
         product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
             *(shifted, 1.0, 128, self._packed, self.scale, self.zeros, None),
@@ -143,7 +142,7 @@ class Fp8Linear(nn.Module):
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of everything that a model keeps, tied weights once."""
-    kept = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    """Return the bytes of a model's parameters and buffers, counting tied weights once."""
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     packed = sum(getattr(module, "packed_bytes", 0) for module in model.modules())
-    return packed + sum(tensor.numel() * tensor.element_size() for tensor in kept.values())
+    return packed + sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

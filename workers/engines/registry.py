@@ -1,6 +1,7 @@
-"""Which engine runs a catalog entry; its module is imported only when it is asked for.
+"""Maps a catalog entry to its engine, whose module is imported only when one is created.
 
-So an agent, which asks only whether an engine could run, imports neither torch nor any engine.
+An agent, which only checks whether an engine could run, therefore imports neither torch nor
+engines.
 """
 
 from __future__ import annotations
@@ -18,31 +19,32 @@ from workers.protocol.engine import Engine
 
 
 class Serving(msgspec.Struct, frozen=True):
-    """The options that every engine of ours has in common, whatever else its entry says."""
+    """Options that every engine accepts, beside its own."""
 
     slots: int | None = None
-    """Jobs in a step at a time; the engine has a default of its own."""
+    """Maximum jobs in a step. Default: that of the engine."""
     concurrency: int | None = None
-    """Jobs leased at a time: by default those in a step, and as many as will start within two
-    seconds, at most twice as many in all."""
+    """Maximum jobs leased. Default: ``slots`` plus those that will start within two seconds, at
+    most twice ``slots``."""
     weight: float = 1.0
-    """This model's part of the device while others compete for it."""
+    """Relative share of device time while other models compete for it."""
     step_limit_s: float | None = None
-    """A process that shows no progress for so long hangs, and is killed; by default the engine's.
-    """
+    """Time without progress after which the process counts as hung and is killed. Default: that
+    of the engine."""
     load_limit_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineEntry:
-    """Where an engine is, what must be installed for it, and how many jobs share its steps."""
+    """An engine: its location, required packages, and defaults of its options."""
 
     module: str
     factory: str
     packages: tuple[str, ...] = ()
     slots: int = 8
     step_limit_s: float = 60.0
-    """Without progress: of those that show it within a step, the longest single kernel."""
+    """Longest time without progress. Engines that report progress within a step need only cover
+    the longest single kernel."""
 
 
 ENGINES: Final = {
@@ -91,10 +93,10 @@ ENGINES: Final = {
 
 
 def obstacle(spec: ModelSpec) -> str | None:
-    """Say in a sentence why no engine process here could run this entry, if none could."""
+    """Return why no engine process here could run this entry, or None if one could."""
     entry = ENGINES.get(spec.engine or "")
     if entry is None:
-        return f"this worker has no engine called {spec.engine!r}; it has {', '.join(ENGINES)}"
+        return f"unknown engine {spec.engine!r}; this worker has {', '.join(ENGINES)}"
     for package in entry.packages:
         if importlib.util.find_spec(package) is None:
             return f"the engine {spec.engine} needs {package}, which is not installed"
@@ -110,22 +112,22 @@ def serving(spec: ModelSpec) -> Serving:
     try:
         return msgspec.convert(spec.options, Serving)
     except msgspec.ValidationError as error:
-        raise ValueError(f"its options are wrong: {error}") from error
+        raise ValueError(f"invalid options: {error}") from error
 
 
 def step_limit_s(spec: ModelSpec) -> float:
-    """After how long without progress the process that serves this entry hangs."""
+    """Return the time without progress after which the entry's process counts as hung."""
     return serving(spec).step_limit_s or ENGINES[spec.engine or ""].step_limit_s
 
 
 def slots(spec: ModelSpec) -> int:
-    """How many jobs of this model run at a time, or are leased if its entry says how many."""
+    """Return the entry's ``concurrency`` or, without it, the jobs of this model in a step."""
     options = serving(spec)
     return options.concurrency or options.slots or ENGINES[spec.engine or ""].slots
 
 
 def create(spec: ModelSpec) -> Engine:
-    """Make the engine of an entry, without loading it."""
+    """Create the engine of an entry, without loading it."""
     entry = ENGINES[spec.engine or ""]
     factory = getattr(importlib.import_module(entry.module), entry.factory)
     return cast(Callable[[ModelSpec], Engine], factory)(spec)

@@ -1,7 +1,7 @@
-"""How many CPU threads torch has, of which there is one number for all the models of a process.
+"""The number of torch's CPU threads, which is one setting for all models of a process.
 
-So each engine sets its own before it steps. Read before anything has set it, the number that torch
-begins with is the device's, or what ``OMP_NUM_THREADS`` says.
+Each engine therefore sets its own before every step. The default is torch's initial number, that of
+the machine or of ``OMP_NUM_THREADS``; it is read before any engine changes it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any, Final
 import torch
 
 SMALL: Final = 20_000_000
-"""Weights of a model whose products are so short that threads would only wait for each other."""
-_GIVEN: Final = torch.get_num_threads()
+"""Number of weights below which products are so short that threads would only wait."""
+_DEFAULT: Final = torch.get_num_threads()
 
 
-def threads_for(model: Any, asked: int | None) -> int:
-    """The threads of a model: those asked for, one if it is small, otherwise all."""
-    if asked is not None:
-        return asked
-    return 1 if sum(weight.numel() for weight in model.parameters()) < SMALL else _GIVEN
+def threads_for(model: Any, configured: int | None) -> int:
+    """Return the threads of a model: those configured, one if it is small, otherwise all."""
+    if configured is not None:
+        return configured
+    return 1 if sum(weight.numel() for weight in model.parameters()) < SMALL else _DEFAULT
 
 
 def use_threads(count: int) -> None:

@@ -102,7 +102,10 @@ def _truncate_the_weights(path: Path) -> None:
         (lambda path: (path / "config.json").write_text("{"), "config.json cannot be read"),
         (_configure(architectures=None), "unsupported model family unknown"),
         (_configure(quantization_config={"quant_method": "gptq"}), r"quantised weights \(gptq\)"),
-        (_configure(intermediate_size=64), r"do not fit config.json: 6 mismatched, including model.layers.0"),
+        (
+            _configure(intermediate_size=64),
+            r"do not fit config.json: 6 mismatched, including model.layers.0",
+        ),
         (_remove_a_weight, r"1 missing, including model.layers.1.self_attn.q_proj.weight"),
         (_truncate_the_weights, "cannot be read"),
     ],
