@@ -153,7 +153,7 @@ async def test_worker_announces_served_models_and_reasons_for_the_others(gateway
     assert announced.models == ("echo",)
     assert announced.loaded == ("echo",)
     assert announced.unavailable == {
-        "wrong": "its options are wrong: Expected `int | null`, got `str` - at `$.concurrency`",
+        "wrong": "invalid options: Expected `int | null`, got `str` - at `$.concurrency`",
         "broken": "its engine could not be loaded; see the worker's log",
         "strange": f"unknown engine 'abacus'; this worker has {', '.join(ENGINES)}",
         "keyless": "NO_SUCH_KEY is not set",
