@@ -18,12 +18,11 @@ from unittest import mock
 
 import httpx
 
-from benchmarks.processes import Product, start_product
+from benchmarks.processes import Product, roles, start_product
 
 REQUESTS = 8
 WAIT_S = 30.0
 TRACING = Path(__file__).parent / "tracing"
-ROLES = {"workers.runtime.process": "engine", "workers": "agent", "gateway": "gateway"}
 CHAT = f"""\
   - name: pocket-chat
     task: text-generation
@@ -59,7 +58,7 @@ def count(model: str) -> dict[str, set[str]]:
         with mock.patch.dict(os.environ, {"PYTHONPATH": path, "PYTHONTRACEFOLDER": directory}):
             product = start_product(home, None, models=CHAT)
         try:
-            processes = _processes(product.process.pid)
+            processes = {pid: role for pid, role in roles(product).items() if role != "queue"}
             _ask(product, model)
             rounds = [_record(product, model, processes, home) for _ in range(REQUESTS)]
         finally:
@@ -97,21 +96,6 @@ def _ask(product: Product, model: str) -> None:
         timeout=WAIT_S,
     )
     answer.raise_for_status()
-
-
-def _processes(root: int) -> dict[int, str]:
-    """Find the Python processes under one, each with its role."""
-    found: dict[int, str] = {}
-    waiting = [root]
-    while waiting:
-        pid = waiting.pop()
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            waiting += [int(child) for child in (task / "children").read_text().split()]
-        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        role = next((ROLES[word] for word in words if word in ROLES), None)
-        if role is not None and (role != "gateway" or "serve" in words):
-            found[pid] = role
-    return found
 
 
 if __name__ == "__main__":

@@ -57,11 +57,16 @@ class Product:
 
 
 def start_product(
-    home: Path, database_url: str | None, *, upstream_port: int = 0, models: str = ""
+    home: Path,
+    database_url: str | None,
+    *,
+    upstream_port: int = 0,
+    models: str = "",
+    tree: Path | None = None,
 ) -> Product:
     """Run ``tollgate up`` in ``home``, with an account that has sufficient credit.
 
-    ``models`` are further entries of its catalog.
+    ``models`` are further entries of its catalog; ``tree`` is another checkout to run.
     """
     catalog = home / "catalog.yaml"
     upstream = UPSTREAM.format(port=upstream_port) if upstream_port else ""
@@ -75,8 +80,13 @@ def start_product(
     }
     if database_url is not None:
         environment["DATABASE_URL"] = database_url
+    if tree is not None:
+        environment["PYTHONPATH"] = str(tree)
     process = subprocess.Popen(
-        [sys.executable, "-m", "gateway", "up"], env=environment, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "gateway", "up"],
+        env=environment,
+        cwd=tree,
+        stdout=subprocess.DEVNULL,
     )
     wait_until_up(f"http://127.0.0.1:{port}/health/ready", process)
     name = f"bench {time.time_ns()}"
@@ -87,12 +97,14 @@ def start_product(
         subprocess.run(
             [sys.executable, "-m", "gateway", *command],
             env=environment,
+            cwd=tree,
             check=True,
             stdout=subprocess.DEVNULL,
         )
     key = subprocess.run(
         [sys.executable, "-m", "gateway", "key", "create", name],
         env=environment,
+        cwd=tree,
         check=True,
         capture_output=True,
         text=True,
@@ -129,3 +141,28 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+ROLES = {
+    "workers.runtime.process": "engine",
+    "workers.engine_process": "engine",
+    "workers": "agent",
+    "gateway": "gateway",
+}
+
+
+def roles(product: Product) -> dict[int, str]:
+    """Return the processes that serve requests: gateway, agent, engine and queue server."""
+    found: dict[int, str] = {}
+    waiting = [product.process.pid]
+    while waiting:
+        pid = waiting.pop()
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            waiting += [int(child) for child in (task / "children").read_text().split()]
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        role = next((ROLES[word] for word in words if word in ROLES), None)
+        if "redis" in words[0] or "valkey" in words[0]:
+            found[pid] = "queue"
+        elif role is not None and (role != "gateway" or "serve" in words):
+            found[pid] = role
+    return found
