@@ -183,8 +183,6 @@ def create_app(settings: Settings) -> Litestar:
                 access=Access(database, pepper=pepper),
             )
             app.state.services = services
-            # For handlers that still read a service as ``app.state.name``.
-            app.state.update({name: getattr(services, name) for name in Services.__slots__})
             chores = Scheduler(
                 database,
                 [

@@ -168,7 +168,7 @@ class MediaStore:
         return [_record(row) for row in rows]
 
     async def forget(self, account_id: int, request_id: str) -> None:
-        """Let nobody find a request's media from now on, and delete them once it has ended."""
+        """Hide a request's media immediately, and delete them once the request has ended."""
 
         def write(connection: Connection) -> bool:
             change = (

@@ -101,7 +101,7 @@ def requested_account(
     Raise ``NotFound`` for another account, whether or not it exists, and ``AmbiguousAccount`` if an
     administrator's name fits two.
     """
-    key = caller(request)
+    key = call_of(request).key
     if account is None:
         return find_account(connection, key.account_id)
     if "admin" in key.scopes:
@@ -111,8 +111,3 @@ def requested_account(
         if found.id == key.account_id:
             return found
     raise NotFound("account_not_found", f"No such account: {account!r}.", param="account")
-
-
-def caller(connection: ASGIConnection[Any, Any, Any, Any]) -> KeyInfo:
-    """Return the key that ``require_key`` authenticated."""
-    return call_of(connection).key
