@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 2.0
 """Interval at which a waiting client is sent a keep-alive or found to have disconnected."""
+WATCH_AFTER_S = 0.05
+"""Time after which a waiting client's connection is watched for a disconnect."""
 POLL_S = 10.0
 """Time without events after which a request is looked up, because its wake-up can be lost."""
 POLL_REPLAYED_S = 2.0
@@ -124,13 +126,20 @@ class Ticket:
     @contextlib.contextmanager
     def attended(self, request: Request[Any, Any, Any]) -> Iterator[None]:
         """Make waiting raise ``RequestFailed`` once the client has disconnected."""
-        self._gone = asyncio.create_task(_disconnected(request))
-        self._gone.add_done_callback(lambda _: self._waiter.wake())
+
+        def watch() -> None:
+            self._gone = asyncio.create_task(_disconnected(request))
+            self._gone.add_done_callback(lambda _: self._waiter.wake())
+
+        # Most answers come sooner, and are spared the task.
+        starting = asyncio.get_running_loop().call_later(WATCH_AFTER_S, watch)
         try:
             yield
         finally:
-            self._gone.cancel()
-            self._gone = None
+            starting.cancel()
+            if self._gone is not None:
+                self._gone.cancel()
+                self._gone = None
 
     async def closed(self, request: Request[Any, Any, Any]) -> ClosedRequest:
         """Wait for the end. Raise ``RequestFailed`` if the client disconnects first."""
