@@ -29,7 +29,9 @@ from gateway.billing.usage.report import Filters, Span, usage
 from gateway.billing.usage.rollups import HOURS_MAX, build_due
 from gateway.ledger.prices import put_in_force
 from gateway.ledger.transfers import add_credit
+from gateway.performance import read_samples
 from gateway.pricing import Component, Price
+from gateway.requests.lookup import RequestFilter, read_page, summarize
 from gateway.sql.database import Database, migrate
 from gateway.tables.core import QUANTITIES, receipts
 
@@ -38,6 +40,8 @@ START = datetime(2026, 10, 1, tzinfo=UTC)
 MONTH = timedelta(days=31)
 CHUNK = 20_000
 OTHERS = 40
+FAILED = 997
+"""Number of receipts of which one is of a failed request."""
 EXPORTED_MAX = 2_000_000
 """Maximum receipts for measuring exports: their rate does not depend on the number."""
 
@@ -105,10 +109,38 @@ def measure(name: str, url: str) -> None:
     print_row(name, "largest account by day and model, sealed hours", timed(database, by_day))
     print_row(name, "page of 100, deep, by cursor", timed(database, page))
     print_row(name, "page of 100, deep, by OFFSET", timed(database, page_by_offset))
+    lists(name, database, large)
     print(f"{name:<11} {'building all hours':<50} {build_s:>9.1f} s")
     if RECEIPTS <= EXPORTED_MAX:
         exports(name, database, span)
     database.dispose()
+
+
+def lists(name: str, database: Database, large: int) -> None:
+    """Measure what the API and the console list, of the largest account and of all accounts."""
+    filters = {
+        "newest 100 of an account": RequestFilter(large),
+        "newest 100 failed of an account": RequestFilter(large, status="failed"),
+        "newest 100 of an account and a model": RequestFilter(large, model="model-1"),
+        "100 of an account with a tag that none has": RequestFilter(large, tags={"project": "y"}),
+        "newest 100 of all accounts": RequestFilter(None),
+        "newest 100 failed of all accounts": RequestFilter(None, status="failed"),
+    }
+    for title, chosen in filters.items():
+
+        def page(connection: Connection, chosen: RequestFilter = chosen) -> object:
+            return read_page(connection, chosen, limit=100, cursor=None, oldest_first=False)
+
+        print_row(name, title, timed(database, page))
+
+    def counted(connection: Connection) -> object:
+        return summarize(connection, RequestFilter(large), None)
+
+    def samples(connection: Connection) -> object:
+        return read_samples(connection, "model-1", START)
+
+    print_row(name, "summary of an account, up to 50,000 receipts", timed(database, counted))
+    print_row(name, "statistics of a model", timed(database, samples))
 
 
 def exports(name: str, database: Database, span: Span) -> None:
@@ -180,8 +212,8 @@ def fill(database: Database) -> tuple[int, int]:
                     "task": "text-generation",
                     "price_id": price_id,
                     "outcome": "charged",
-                    "status": "succeeded",
-                    "reason": "completed",
+                    "status": "succeeded" if number % FAILED else "failed",
+                    "reason": "completed" if number % FAILED else "engine_error",
                     "hold_nanos": 1000,
                     "charge_nanos": 500,
                     "requests": 1,

@@ -233,7 +233,7 @@ class Lookup:
         """
         _check_cursor(cursor)
         found, border = await self._database.report(
-            lambda connection: _list(
+            lambda connection: read_page(
                 connection, choice, limit=limit + 1, cursor=cursor, oldest_first=oldest_first
             ),
             account_id=choice.account_id,
@@ -271,7 +271,7 @@ class Lookup:
         """Count the requests of a filter and sum their cost. From a cursor, only closed ones."""
         _check_cursor(cursor)
         return await self._database.report(
-            lambda connection: _summarize(connection, choice, cursor), account_id=choice.account_id
+            lambda connection: summarize(connection, choice, cursor), account_id=choice.account_id
         )
 
     async def _with_states(self, found: Sequence[OpenRequest]) -> Sequence[OpenRequest]:
@@ -340,7 +340,7 @@ def _ends(
     return [found.get(one) for one in asked]
 
 
-def _list(
+def read_page(
     connection: Connection,
     choice: RequestFilter,
     *,
@@ -392,7 +392,7 @@ def _check_cursor(cursor: str | None) -> None:
         )
 
 
-def _summarize(connection: Connection, choice: RequestFilter, cursor: str | None) -> Summary:
+def summarize(connection: Connection, choice: RequestFilter, cursor: str | None) -> Summary:
     running = 0
     if choice.open and cursor is None:
         counted = select(func.count()).where(*choice.conditions(holds))

@@ -143,8 +143,8 @@ QUESTIONS: dict[str, Callable[[Connection, Books], object]] = {
     "key": lambda c, b: page(c, RequestFilter(b.account.id, key_id=b.key.id)),
     "outcome": lambda c, b: page(c, RequestFilter(b.account.id, outcome="released")),
     "tasks": lambda c, b: page(c, RequestFilter(b.account.id, tasks=("text-to-image",))),
-    "summary": lambda c, b: lookup._summarize(c, RequestFilter(b.account.id), None),
-    "summary of a tag": lambda c, b: lookup._summarize(
+    "summary": lambda c, b: lookup.summarize(c, RequestFilter(b.account.id), None),
+    "summary of a tag": lambda c, b: lookup.summarize(
         c, RequestFilter(b.account.id, tags={"project": "x"}), None
     ),
     "one": lambda c, b: lookup._find(c, b.account.id, first_request_id(NOW)),
@@ -168,7 +168,7 @@ QUESTIONS: dict[str, Callable[[Connection, Books], object]] = {
 
 
 def page(connection: Connection, choice: RequestFilter) -> object:
-    return lookup._list(connection, choice, limit=20, cursor=None, oldest_first=False)
+    return lookup.read_page(connection, choice, limit=20, cursor=None, oldest_first=False)
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
@@ -197,14 +197,14 @@ def test_search_stops_after_a_number_of_rows_with_a_cursor(
     cursor: str | None = None
     with books.database.snapshot() as connection:
         while True:
-            found, cursor = lookup._list(
+            found, cursor = lookup.read_page(
                 connection, choice, limit=20, cursor=cursor, oldest_first=False
             )
             assert found == []
             if cursor is None:
                 break
             seen.append(cursor)
-        everything, _ = lookup._list(
+        everything, _ = lookup.read_page(
             connection,
             RequestFilter(books.account.id),
             limit=10_000,
@@ -227,7 +227,7 @@ def test_pages_of_a_search_have_everything_once(
         cursor: str | None = None
         with books.database.snapshot() as connection:
             while True:
-                found, border = lookup._list(
+                found, border = lookup.read_page(
                     connection, choice, limit=2, cursor=cursor, oldest_first=oldest_first
                 )
                 assert all(isinstance(each, ClosedRequest) for each in found)
@@ -244,11 +244,11 @@ def test_summary_stops_after_a_number_of_rows_with_a_cursor(
 ) -> None:
     choice = RequestFilter(books.account.id)
     with books.database.snapshot() as connection:
-        full = lookup._summarize(connection, choice, None)
+        full = lookup.summarize(connection, choice, None)
         monkeypatch.setattr(lookup, "LOOKED_AT_MAX", 400)
-        parts = [lookup._summarize(connection, choice, None)]
+        parts = [lookup.summarize(connection, choice, None)]
         while parts[-1].next_cursor is not None:
-            parts.append(lookup._summarize(connection, choice, parts[-1].next_cursor))
+            parts.append(lookup.summarize(connection, choice, parts[-1].next_cursor))
 
     assert full.next_cursor is None
     assert len(parts) == 3
