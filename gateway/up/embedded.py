@@ -17,10 +17,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, TypeAlias
 
 import click
 import httpx
@@ -40,6 +40,7 @@ from gateway.up.queue_server import (
     arguments,
     die_with_parent,
     find_server,
+    ping,
     socket_path,
     wait_until_up,
 )
@@ -59,6 +60,11 @@ LIVE_FAILURES_MAX: Final = 5
 """Consecutive failed probes after which the gateway is restarted."""
 RESTART_PAUSES_S: Final = (0.2, 1.0, 5.0, 15.0)
 STABLE_S: Final = 60.0
+
+
+Probe: TypeAlias = Callable[[], Awaitable[str | None]]
+"""Returns why a child is not live, or None."""
+SILENT: Final = "does not answer"
 
 
 class CannotStart(Exception):
@@ -186,12 +192,11 @@ async def _run(settings: Settings, home: Path, children: list[Child], stop: asyn
         children.append(made)
         return made
 
-    redis_url = settings.redis_url
+    redis_url, queue, path = settings.redis_url, None, socket_path(home)
     if redis_url is None:
-        path = socket_path(home)
         command = arguments(find_server(), home=home, socket=path)
-        server = child("queue server", command, environment.of_queue_server(environ))
-        await wait_until_up(path, await server.start())
+        queue = child("queue server", command, environment.of_queue_server(environ))
+        await wait_until_up(path, await queue.start())
         redis_url = f"unix://{path}"
     environ["REDIS_URL"] = redis_url
 
@@ -217,9 +222,12 @@ async def _run(settings: Settings, home: Path, children: list[Child], stop: asyn
         await asyncio.wait((ready, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
             await ready
-            tasks.append(asyncio.create_task(_keep_live(settings, gateway)))
-            _print_welcome(settings, home)
-            await stopped
+            async with _gateway_probe(settings) as probe:
+                tasks.append(asyncio.create_task(_keep_live(gateway, probe)))
+                if queue is not None:
+                    tasks.append(asyncio.create_task(_keep_live(queue, _queue_probe(path))))
+                _print_welcome(settings, home)
+                await stopped
         print_line("stopping")
         ready.cancel()
     finally:
@@ -285,32 +293,53 @@ async def _wait_until_ready(settings: Settings, children: list[Child]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def _keep_live(settings: Settings, gateway: Child) -> None:
-    """End a gateway that is not live or does not answer, so that it is restarted.
+async def _keep_live(child: Child, probe: Probe) -> None:
+    """End a child that is not live, so that it is restarted.
 
     The first process has already been live; a restarted one has ``READY_S`` to become live.
     """
+    seen, failures = child.process, 0
+    while True:
+        await asyncio.sleep(LIVE_EVERY_S)
+        process = child.process
+        reason = await probe()
+        if reason is None:
+            seen, failures = process, 0
+            continue
+        failures += 1
+        patient = seen is not process and time.monotonic() - child.started < READY_S
+        if failures < LIVE_FAILURES_MAX or patient or process is None:
+            continue
+        if process.returncode is None:
+            print_line(f"{child.name} {reason}; restarting it (see {child.log})")
+            await child.end()
+        failures = 0
+
+
+@contextlib.asynccontextmanager
+async def _gateway_probe(settings: Settings) -> AsyncIterator[Probe]:
     url = f"http://{settings.host}:{settings.port}/health/live"
-    seen, failures = gateway.process, 0
     async with httpx.AsyncClient(trust_env=False, timeout=LIVE_PATIENCE_S) as client:
-        while True:
-            await asyncio.sleep(LIVE_EVERY_S)
-            process = gateway.process
-            answer = None
-            with contextlib.suppress(httpx.HTTPError):
+
+        async def probe() -> str | None:
+            try:
                 answer = await client.get(url)
-            if answer is not None and answer.is_success:
-                seen, failures = process, 0
-                continue
-            failures += 1
-            patient = seen is not process and time.monotonic() - gateway.started < READY_S
-            if failures < LIVE_FAILURES_MAX or patient or process is None:
-                continue
-            if process.returncode is None:
-                why = "does not answer" if answer is None else f"is not live: {answer.text}"
-                print_line(f"{gateway.name} {why}; restarting it (see {gateway.log})")
-                await gateway.end()
-            failures = 0
+            except httpx.HTTPError:
+                return SILENT
+            return None if answer.is_success else f"is not live: {answer.text}"
+
+        yield probe
+
+
+def _queue_probe(path: Path) -> Probe:
+    async def probe() -> str | None:
+        try:
+            async with asyncio.timeout(LIVE_PATIENCE_S):
+                return None if await ping(path) else SILENT
+        except OSError:
+            return SILENT
+
+    return probe
 
 
 def _print_welcome(settings: Settings, home: Path) -> None:

@@ -7,6 +7,7 @@ compatible with Redis 6.2 is supported; without one, that of the package valkeyl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import importlib.util
 import os
@@ -73,18 +74,21 @@ async def wait_until_up(socket: Path, process: asyncio.subprocess.Process) -> No
     """Wait until the server answers. Raise ``NoQueueServer`` if it ends or takes too long."""
     async with asyncio.timeout(START_S):
         while process.returncode is None:
-            try:
-                reader, writer = await asyncio.open_unix_connection(str(socket))
-            except OSError:
-                await asyncio.sleep(0.01)
-                continue
-            writer.write(b"PING\r\n")
-            answer = await reader.readline()
-            writer.close()
-            if answer.startswith(b"+PONG"):
-                return
+            with contextlib.suppress(OSError):
+                if await ping(socket):
+                    return
             await asyncio.sleep(0.01)
     raise NoQueueServer("the queue server exited; see logs/queue.log in the home directory")
+
+
+async def ping(socket: Path) -> bool:
+    """Whether the server answers ``PING`` with success. Raise ``OSError``."""
+    reader, writer = await asyncio.open_unix_connection(str(socket))
+    try:
+        writer.write(b"PING\r\n")
+        return (await reader.readline()).startswith(b"+PONG")
+    finally:
+        writer.close()
 
 
 def die_with_parent() -> None:

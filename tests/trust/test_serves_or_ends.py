@@ -156,28 +156,29 @@ def test_up_starts_a_gateway_again_that_ended_itself(tmp_path: Path) -> None:
         up.process.wait(timeout=60)
 
 
-def test_up_ends_a_gateway_that_does_not_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "word"), [("gateway", b"\0serve\0"), ("queue server", b"unixsocket")]
+)
+def test_up_restarts_a_child_that_does_not_answer(tmp_path: Path, name: str, word: bytes) -> None:
     up = Up(tmp_path / "home")
     try:
         up.wait()
-        gateway = next(
-            pid
-            for pid in up.descendants()
-            if b"\0serve\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        child = next(
+            pid for pid in up.descendants() if word in Path(f"/proc/{pid}/cmdline").read_bytes()
         )
-        os.kill(gateway, 19)  # SIGSTOP: the port is open, and nothing answers
+        os.kill(child, 19)  # SIGSTOP: the port is open, and nothing answers
         wait_for(
-            lambda: "gateway does not answer; restarting it" in up.said.read_text(),
-            "the gateway to be given up",
+            lambda: f"{name} does not answer; restarting it" in up.said.read_text(),
+            f"the {name} to be given up",
             patience_s=60,
         )
 
-        def served() -> bool:
+        def is_ready() -> bool:
             with contextlib.suppress(httpx.HTTPError):
-                return httpx.get(f"http://127.0.0.1:{up.port}/health/live", timeout=2).is_success
+                return httpx.get(f"http://127.0.0.1:{up.port}/health/ready", timeout=2).is_success
             return False
 
-        wait_for(served, "another gateway", patience_s=60)
+        wait_for(is_ready, f"another {name}", patience_s=60)
     finally:
         up.process.terminate()
         up.process.wait(timeout=60)
