@@ -15,9 +15,11 @@ from elevenlabs import VoiceSettings
 from elevenlabs.client import ElevenLabs
 from elevenlabs.core import ApiError
 
+from gateway.accounts.limits import Limit
 from gateway.api.elevenlabs.bodies import FORMATS, read_format
 from gateway.errors import InvalidRequest
 from tests.artist import wav
+from tests.gateway.test_limits import limit
 from tests.stack import Caller, Stack, ended, wait_for
 
 TEXT = "Hello there. Good night!"
@@ -69,6 +71,25 @@ def test_speech_is_synthesised_and_its_cost_is_in_a_header(speech_stack: Stack) 
     receipt = caller.http.get(f"/v1/requests/{answer.headers['request-id']}/receipt").json()
     assert receipt["usage"]["characters"] == len(TEXT)
     assert speech_stack.findings() == []
+
+
+def test_too_many_concurrent_requests_are_refused_in_the_dialect(speech_stack: Stack) -> None:
+    caller = speech_stack.caller()
+    limit(speech_stack, Limit(caller.account_id, None, None, concurrent_max=1))
+    body = {"model": "tiny-speech", "input": {"text": TEXT * 40}}
+    running = caller.http.post("/v1/requests", json=body).json()["id"]
+
+    status, detail = refused(
+        lambda: b"".join(
+            client(speech_stack, caller).text_to_speech.convert(
+                "ann", text=TEXT, model_id="tiny-speech"
+            )
+        )
+    )
+
+    assert (status, detail["status"]) == (429, "too_many_concurrent_requests")
+    caller.http.post(f"/v1/requests/{running}/cancel")
+    assert ended(caller, running)["status"] in ("cancelled", "succeeded")
 
 
 def test_speech_is_streamed_while_it_is_synthesised(speech_stack: Stack) -> None:

@@ -75,7 +75,7 @@ def test_refusal_is_in_the_dialect_of_the_interface(still_stack: Stack) -> None:
 
     assert caught.value.code == "too_many_concurrent"
     assert caught.value.response.headers["retry-after"] == "1"
-    assert "At most 2 requests of this key" in caught.value.message
+    assert "This key already has 2 requests" in caught.value.message
 
 
 def test_limit_that_is_set_counts_in_place_of_the_default(still_stack: Stack) -> None:
