@@ -122,7 +122,7 @@ def test_two_prices_cannot_begin_at_one_moment_and_a_list_price_cannot_end(
     put(database, price(7), hours=1)
     with pytest.raises(PriceConflict):
         put(database, price(8), hours=1)
-    with pytest.raises(ValueError, match="does not end"):
+    with pytest.raises(ValueError, match="cannot be ended"):
         put(database, None, hours=2)
 
 

@@ -78,5 +78,5 @@ def test_invalid_musical_key_is_refused_and_not_charged(speech_stack: Stack) -> 
     found = ended(caller, answer.json()["id"])
 
     assert found["status"] == "failed"
-    assert "accepted are such as C major" in found["error"]["message"]
+    assert "names such as C major" in found["error"]["message"]
     assert Decimal(found["cost"]) == 0
