@@ -120,9 +120,7 @@ def test_image_for_a_text_model_is_refused_by_name(stack: Stack) -> None:
 
     assert answer.status_code == 400
     error = answer.json()["error"]
-    assert error["message"] == (
-        "echo reads no pictures; messages.0.content.1 is of type image_url."
-    )
+    assert error["message"] == ("echo reads no images; messages.0.content.1 is of type image_url.")
     assert error["param"] == "messages.0.content.1"
     assert stack.held(caller) == 0
 

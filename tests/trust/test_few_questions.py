@@ -84,7 +84,7 @@ async def test_many_waiting_clients_are_looked_up_with_a_few_statements(
     with database.transaction() as connection:
         hold(connection, orders)
     books.settle(*(done(order.request_id) for order in orders[:40]))
-    lookup = Lookup(database, redis, Blobs(f"file://{tmp_path}"), namespace="few")
+    lookup = Lookup(database, redis, Blobs(f"file://{tmp_path}"), {}, namespace="few")
     statements: list[str] = []
 
     def count(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
@@ -114,7 +114,7 @@ async def test_a_list_of_open_requests_asks_the_queue_once(
         hold(connection, orders)
     namespace = f"t{secrets.token_hex(4)}"
     await queued(redis, namespace, *(order.request_id for order in orders))
-    lookup = Lookup(database, redis, Blobs(f"file://{tmp_path}"), namespace=namespace)
+    lookup = Lookup(database, redis, Blobs(f"file://{tmp_path}"), {}, namespace=namespace)
     await lookup.list(RequestFilter(books.account.id), limit=60, cursor=None)
 
     before = await reads(redis)
@@ -135,9 +135,9 @@ async def test_a_request_that_was_cancelled_in_the_queue_is_not_shown_as_running
     queue = await queued(redis, namespace, order.request_id)
 
     await queue.cancel(order.request_id)
-    found = await Lookup(database, redis, Blobs(f"file://{tmp_path}"), namespace=namespace).find(
-        books.account.id, order.request_id
-    )
+    found = await Lookup(
+        database, redis, Blobs(f"file://{tmp_path}"), {}, namespace=namespace
+    ).find(books.account.id, order.request_id)
 
     assert found.status == "queued"
 

@@ -141,7 +141,7 @@ async def test_unknown_secret_is_asked_for_once_and_a_new_key_works_at_once(
     counting = Counting(database)
     access = Access(counting, pepper=PEPPER)  # type: ignore[arg-type]  # counts, otherwise the same
     for _ in range(20):
-        with pytest.raises(Unauthorized, match="not known"):
+        with pytest.raises(Unauthorized, match="Unknown API key"):
             await access.key("tg_unknown", remembered=True)
     reads = counting.reads
     with database.transaction() as connection:
