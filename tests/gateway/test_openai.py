@@ -143,7 +143,7 @@ def test_a_revoked_key_is_refused_at_once(stack: Stack) -> None:
 def test_a_key_without_the_scope_is_refused(stack: Stack) -> None:
     caller = stack.caller(scopes=("read",))
 
-    with pytest.raises(openai.PermissionDeniedError, match="needs inference"):
+    with pytest.raises(openai.PermissionDeniedError, match="requires the scope inference"):
         client(stack, caller).chat.completions.create(model="echo", messages=HELLO)
 
 
