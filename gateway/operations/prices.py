@@ -139,12 +139,13 @@ def put(connection: Connection, body: PriceBody, price: Price | None, *, actor: 
             "A list price does not end; send the price that follows.",
             param="price",
         )
+    starts_at = read_start(body.starts, datetime.now(UTC))
     made = set_price(
         connection,
         body.model,
         price,
         account_id=owner_id(connection, body.account) or LIST,
-        starts_at=read_start(body.starts, datetime.now(UTC)),
+        starts_at=starts_at,
         actor=actor,
         reason=body.reason,
     )

@@ -125,6 +125,7 @@ def test_every_exception_is_a_command_of_a_page() -> None:
     assert [start for start in NOT_RUN if not any(c.startswith(start) for c in every)] == []
 
 
+@pytest.mark.timeout(600)
 def test_commands_run(sandbox: Sandbox) -> None:
     # The first steps come first: other pages use their account and their files.
     ordered = sorted(PAGES, key=lambda page: page.parent.name != "start")
@@ -134,6 +135,7 @@ def test_commands_run(sandbox: Sandbox) -> None:
             sandbox.run(["bash"], PRELUDE + "\n".join(found) + "\n", name(page))
 
 
+@pytest.mark.timeout(300)
 def test_python_of_the_quickstart_runs(sandbox: Sandbox) -> None:
     keys = (sandbox.directory / ".tollgate" / "first-keys.env").read_text()
     secret = dict(line.split("=", 1) for line in keys.splitlines())["TOLLGATE_API_KEY"]
