@@ -148,5 +148,6 @@ def test_invalid_limits_are_refused(database: Database) -> None:
             set_limit(connection, Limit(99, requests_per_minute=1))
         with pytest.raises(LookupError, match=f"has no key {stranger.id}"):
             set_limit(connection, Limit(key.account_id, stranger.id, requests_per_minute=1))
-        with pytest.raises(LookupError, match=f"no such limit: account {key.account_id}, model echo"):
+        missing = f"no such limit: account {key.account_id}, model echo"
+        with pytest.raises(LookupError, match=missing):
             remove_limit(connection, key.account_id, model="echo")
