@@ -6,6 +6,7 @@ Exit status: 0 after a drain, 1 after an unexpected error, 2 for invalid options
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -123,6 +124,9 @@ async def _work(
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, agent.end)
+    # What was imported lives as long as the process, and a job creates few cycles.
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
     try:
         await agent.run()
     finally:
