@@ -17,10 +17,9 @@ from typing import Any, Final
 
 import msgspec
 from sqlalchemy import Connection, RowMapping, delete, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.ids import is_request_id
-from gateway.sql.database import Database
+from gateway.sql.database import Database, upsert
 from gateway.tables.core import holds, outputs, receipts
 from gateway.tables.files import media
 from workers.contract.blobs import BlobError, Blobs, blob_key
@@ -97,8 +96,7 @@ class MediaStore:
             )
 
         def write(connection: Connection) -> None:
-            insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-            connection.execute(insert(media).on_conflict_do_nothing(), rows)
+            connection.execute(upsert(connection, media).on_conflict_do_nothing(), rows)
 
         await self._database.write(write)
 

@@ -108,7 +108,6 @@ class Admission:
         else:
             caller.taken = RateReservation()
         keeps = keeps_blobs(quoted.task, quoted.prepared)
-        admitted = None
         try:
             blobs: tuple[BlobRef, ...] = ()
             if keeps:

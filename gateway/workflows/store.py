@@ -23,11 +23,10 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.ledger.closed import Output, RequestError, Status
 from gateway.ledger.workflow_plan import StepId, WorkflowPlan, plan_of
-from gateway.sql.database import UtcDateTime
+from gateway.sql.database import UtcDateTime, upsert
 from gateway.tables.core import holds
 from gateway.tables.workflows import steps
 from workers.contract.jobs import Job, RequestId, Timings, Usage, decode_job
@@ -135,9 +134,8 @@ def place(
     # Settling deletes this row: it waits for this transaction, or the row is already gone.
     if connection.execute(open_hold.with_for_update(read=True)).first() is None:
         return []
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     connection.execute(
-        insert(steps).on_conflict_do_nothing(),
+        upsert(connection, steps).on_conflict_do_nothing(),
         [
             {
                 "request_id": one.id.request_id,

@@ -86,13 +86,13 @@ class CatalogController(Controller):
     ) -> Response[OfferedModelView] | Response[StatsView] | Response[DataView[ProvidersView]]:
         # Names of models can contain slashes, so the router cannot match a suffix.
         live = request.services.live
-        if name.endswith(STATS) and live.entry(live.resolve(name.strip("/"))) is None:
+        if name.endswith(STATS) and live.find(name.strip("/")) is None:
             entry = _find(request, name.removesuffix(STATS))
             kind = output_kind(entry.task)
             return json_response(
                 await request.services.performance.stats(entry.name, entry.slo, window, kind=kind)
             )
-        if name.endswith(PROVIDERS) and live.entry(live.resolve(name.strip("/"))) is None:
+        if name.endswith(PROVIDERS) and live.find(name.strip("/")) is None:
             entry = _find(request, name.removesuffix(PROVIDERS))
             view = model_view(
                 entry,
