@@ -40,7 +40,7 @@ soak-ledger: $(VENV)/installed-test ## try the ledger against its model for SOAK
 mutations: $(VENV)/installed-test ## put mistakes into the money path; tests must notice each
 	$(BIN)/python -m tests.mutations
 
-bench: $(VENV)/installed-test ## measure on this machine, beside a peer
+bench: $(VENV)/installed-test ## measure on this machine, beside an earlier version and other proxies
 	$(BIN)/python -m benchmarks
 
 bench-llm: $(VENV)/installed-test ## measure the language engine beside others

@@ -62,7 +62,6 @@ def _latency_beside_batch(client: httpx.Client, product: Product) -> None:
                 model="paced",
                 concurrency=concurrency,
                 seconds=SECONDS,
-                path="/v1/chat/completions",
             )
             lines = (_done(client, batch_id) - before) / SECONDS
             print(

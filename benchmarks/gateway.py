@@ -28,7 +28,6 @@ def main() -> None:
                 model="echo",
                 concurrency=concurrency,
                 seconds=SECONDS,
-                path="/v1/chat/completions",
             )
             print(
                 f"{name:<12}{concurrency:>12}{figures.rate:>10,.0f}{figures.p50_ms:>10.2f}"

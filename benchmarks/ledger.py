@@ -1,18 +1,22 @@
 """Pairs of hold and settle per second: the ledger alone, one thread, compared with a bare insert.
 
 The bare insert writes the same rows (hold, then receipt and output, and deletes the hold) without
-any logic, and so measures the limit of the database.
+any logic, and so measures the limit of the database. Both run by turns, so that a busy machine
+slows both. Processor time is that of this process, without PostgreSQL's.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from sqlalchemy import delete, func, insert, select
@@ -31,7 +35,8 @@ from gateway.sql.database import Database, migrate
 from gateway.tables.core import QUANTITIES, holds, outputs, receipts, transfers
 from workers.contract.jobs import Job, RequestId, Timings, Usage, encode
 
-SECONDS = 3.0
+ROUNDS = 3
+SECONDS = 1.0
 BATCHES = (1, 16, 64, 128, 256)
 ACCOUNTS = 1000
 LIMITS = Usage(requests=1, input_tokens=100, output_tokens=100)
@@ -55,15 +60,32 @@ def measure(name: str, url: str) -> None:
     migrate(url)
     database = Database(url)
     books = open_books(database, ACCOUNTS)
-    hot = [run(books, size, hot=True) for size in BATCHES]
-    wide = [run(books, size, hot=False) for size in BATCHES]
-    bare = [insert_only(books, size) for size in BATCHES]
+    hot: list[Figure] = []
+    wide: list[Figure] = []
+    bare: list[Figure] = []
+    for size in BATCHES:
+        turns = [
+            (run(books, size, hot=True), run(books, size, hot=False), insert_only(books, size))
+            for _ in range(ROUNDS)
+        ]
+        for figures, each in zip((hot, wide, bare), zip(*turns, strict=True), strict=True):
+            figures.append(Figure(*map(statistics.median, zip(*each, strict=True))))
     database.dispose()
-    print_row(f"{name}, one hot account", hot)
-    print_row(f"{name}, {ACCOUNTS:,} accounts", wide)
-    print_row(f"{name}, bare insert of the same rows", bare)
-    ratios = "".join(f"{a / b:>11.2f}" for a, b in zip(hot, bare, strict=True))
-    print(f"{'ratio, hot account to bare insert':<34}{ratios}")
+    print_row(f"{name}, one hot account", [each.pairs_per_s for each in hot])
+    print_row(f"{name}, {ACCOUNTS:,} accounts", [each.pairs_per_s for each in wide])
+    print_row(f"{name}, bare insert of the same rows", [each.pairs_per_s for each in bare])
+    both = [*zip(hot, bare, strict=True)]
+    print_ratios(
+        "ratio, hot account to bare insert", [a.pairs_per_s / b.pairs_per_s for a, b in both]
+    )
+    print_ratios("ratio of processor time", [a.cpu_us / b.cpu_us for a, b in both])
+
+
+class Figure(NamedTuple):
+    """Pairs of hold and settle per second, and processor time of a pair in microseconds."""
+
+    pairs_per_s: float
+    cpu_us: float
 
 
 @dataclass(frozen=True)
@@ -97,12 +119,11 @@ def open_books(database: Database, count: int) -> Books:
     return Books(database, owners, price_id, encode(job))
 
 
-def run(books: Books, size: int, *, hot: bool) -> float:
+def run(books: Books, size: int, *, hot: bool) -> Figure:
     cache: PriceCache = {}
     owners = itertools.cycle(books.owners[:1] if hot else books.owners)
-    pairs = 0
-    started = time.perf_counter()
-    while time.perf_counter() - started < SECONDS:
+
+    def pairs() -> None:
         now = datetime.now(UTC)
         requests = [hold_request(books, *next(owners), now) for _ in range(size)]
         with books.database.transaction() as connection:
@@ -115,19 +136,18 @@ def run(books: Books, size: int, *, hot: bool) -> float:
                 prices=cache,
                 retention=timedelta(hours=1),
             )
-        pairs += size
-    return pairs / (time.perf_counter() - started)
+
+    return repeat(pairs, size)
 
 
-def insert_only(books: Books, size: int) -> float:
+def insert_only(books: Books, size: int) -> Figure:
     """Write the rows of each pair, in the same two transactions."""
     account_id, key_id = books.owners[0]
     body = msgspec.msgpack.encode(settlement(RequestId("req_")).output)
     with books.database.transaction() as connection:
         transfer_id = connection.execute(select(func.max(transfers.c.id))).scalar_one()
-    pairs = 0
-    started = time.perf_counter()
-    while time.perf_counter() - started < SECONDS:
+
+    def pairs() -> None:
         now = datetime.now(UTC)
         requests = [hold_request(books, account_id, key_id, now) for _ in range(size)]
         with books.database.transaction() as connection:
@@ -142,8 +162,19 @@ def insert_only(books: Books, size: int) -> float:
                 insert(outputs),
                 [{"request_id": id, "body": body, "expires_at": now} for id in ids],
             )
-        pairs += size
-    return pairs / (time.perf_counter() - started)
+
+    return repeat(pairs, size)
+
+
+def repeat(pairs: Callable[[], None], size: int) -> Figure:
+    """Measure a function that makes ``size`` pairs."""
+    done = 0
+    started, cpu = time.perf_counter(), time.process_time()
+    while time.perf_counter() - started < SECONDS:
+        pairs()
+        done += size
+    cpu_us = (time.process_time() - cpu) / done * 1e6
+    return Figure(done / (time.perf_counter() - started), cpu_us)
 
 
 def hold_request(books: Books, account_id: int, key_id: int, now: datetime) -> HoldRequest:
@@ -200,3 +231,7 @@ def settlement(request_id: RequestId) -> Settlement:
 
 def print_row(name: str, figures: list[float]) -> None:
     print(f"{name:<34}" + "".join(f"{figure:>11,.0f}" for figure in figures))
+
+
+def print_ratios(name: str, ratios: list[float]) -> None:
+    print(f"{name:<34}" + "".join(f"{ratio:>11.2f}" for ratio in ratios))

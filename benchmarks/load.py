@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import uvloop
 
@@ -18,53 +19,88 @@ class Figures:
     p50_ms: float
     p99_ms: float
     errors: int
+    count: int
+    first_p50_ms: float = 0.0
+    """Time to the first token of a stream."""
+    frames: int = 0
+    """Frames of streams that contain text."""
+
+
+@dataclass(slots=True)
+class _Record:
+    latencies: list[float] = field(default_factory=list)
+    firsts: list[float] = field(default_factory=list)
+    errors: int = 0
+    frames: int = 0
 
 
 def chat_load(
-    *, port: int, key: str, model: str, concurrency: int, seconds: float, path: str
+    *,
+    port: int,
+    key: str,
+    model: str,
+    concurrency: int,
+    seconds: float,
+    headers: Mapping[str, str] | None = None,
+    words: int = 3,
+    stream: bool = False,
 ) -> Figures:
-    """Send the same chat on ``concurrency`` connections for ``seconds``."""
-    body = json.dumps(
-        {"model": model, "messages": [{"role": "user", "content": "hello big world"}]}
-    ).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {key}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    return uvloop.run(_load(port, head.encode() + body, concurrency, seconds))
+    """Send the same chat on ``concurrency`` connections for ``seconds``.
+
+    The prompt has ``words`` words; the echo engine answers with the same number of tokens.
+    """
+    content = " ".join(["hello", "big", "world"][n % 3] for n in range(words))
+    chat = {"model": model, "messages": [{"role": "user", "content": content}]}
+    body = json.dumps({**chat, "stream": True} if stream else chat).encode()
+    lines = {
+        "Host": f"127.0.0.1:{port}",
+        "Authorization": f"Bearer {key}",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        **(headers or {}),
+    }
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    request = f"POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n".encode() + body
+    return uvloop.run(_load(port, request, concurrency, seconds))
 
 
 async def _load(port: int, request: bytes, concurrency: int, seconds: float) -> Figures:
-    latencies: list[float] = []
-    errors = 0
-    until = time.perf_counter() + seconds
-
-    async def client() -> None:
-        nonlocal errors
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        while (started := time.perf_counter()) < until:
-            writer.write(request)
-            head = await reader.readuntil(b"\r\n\r\n")
-            lower = head.lower()
-            if b"content-length: " in lower:
-                await reader.readexactly(int(lower.split(b"content-length: ")[1].split(b"\r")[0]))
-            else:
-                while (size := int(await reader.readline(), 16)) > 0:
-                    await reader.readexactly(size + 2)
-                await reader.readline()
-            if b" 200 " not in head[:16]:
-                errors += 1
-            latencies.append(time.perf_counter() - started)
-        writer.close()
-
+    record = _Record()
     started = time.perf_counter()
-    await asyncio.gather(*(client() for _ in range(concurrency)))
+    until = started + seconds
+    await asyncio.gather(*(_client(port, request, until, record) for _ in range(concurrency)))
     elapsed = time.perf_counter() - started
-    latencies.sort()
+    latencies = sorted(record.latencies)
+    firsts = sorted(record.firsts)
     count = len(latencies)
     return Figures(
         rate=count / elapsed,
         p50_ms=latencies[count // 2] * 1000,
         p99_ms=latencies[min(count - 1, int(count * 0.99))] * 1000,
-        errors=errors,
+        errors=record.errors,
+        count=count,
+        first_p50_ms=firsts[len(firsts) // 2] * 1000 if firsts else 0.0,
+        frames=record.frames,
     )
+
+
+async def _client(port: int, request: bytes, until: float, record: _Record) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    while (started := time.perf_counter()) < until:
+        writer.write(request)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        if b"content-length: " in head:
+            await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r")[0]))
+        else:
+            frames = 0
+            while (size := int(await reader.readline(), 16)) > 0:
+                chunk = await reader.readexactly(size + 2)
+                texts = chunk.count(b'"content":"') - chunk.count(b'"content":""')
+                if texts and not frames:
+                    record.firsts.append(time.perf_counter() - started)
+                frames += texts
+            await reader.readline()
+            record.frames += frames
+        record.errors += b" 200 " not in head[:16]
+        record.latencies.append(time.perf_counter() - started)
+    writer.close()

@@ -18,22 +18,24 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import msgspec
 from sqlalchemy import Connection, insert, select
 
 from gateway.accounts.accounts import create_account
 from gateway.accounts.keys import create_key
 from gateway.billing.exports.files import export
 from gateway.billing.exports.footer import Footer, Format, Profile
-from gateway.billing.exports.native import connection_reader
+from gateway.billing.exports.pages import connection_reader
 from gateway.billing.usage.report import Filters, Span, usage
 from gateway.billing.usage.rollups import HOURS_MAX, build_due
 from gateway.ledger.prices import put_in_force
 from gateway.ledger.transfers import add_credit
 from gateway.performance import read_samples
-from gateway.pricing import Component, Price
+from gateway.pricing import Component, Price, charge
 from gateway.requests.lookup import RequestFilter, read_page, summarize
 from gateway.sql.database import Database, migrate
 from gateway.tables.core import QUANTITIES, receipts
+from workers.contract.jobs import Usage
 
 RECEIPTS = int(os.environ.get("BENCH_RECEIPTS", "1000000"))
 START = datetime(2026, 10, 1, tzinfo=UTC)
@@ -42,6 +44,7 @@ CHUNK = 20_000
 OTHERS = 40
 FAILED = 997
 """Number of receipts of which one is of a failed request."""
+PRICE = Price((Component("input_token", 20), Component("output_token", 80)))
 EXPORTED_MAX = 2_000_000
 """Maximum receipts for measuring exports: their rate does not depend on the number."""
 
@@ -148,6 +151,7 @@ def exports(name: str, database: Database, span: Span) -> None:
         ("csv", "native"),
         ("parquet", "native"),
         ("csv", "focus"),
+        ("parquet", "focus"),
     )
     for format, profile in files:
         footer = Footer()
@@ -191,7 +195,7 @@ def fill(database: Database) -> tuple[int, int]:
                 for _ in range(63 if not number else 3)
             ]
             owners.append((made.id, keys))
-        price_id = put_in_force(connection, "m", Price((Component("input_token", 20),)), START)
+        price_id = put_in_force(connection, "m", PRICE, START)
         transfer = add_credit(
             connection, owners[0][0], 10**15,
             kind="topup", key=f"bench:{time.time_ns()}", actor="bench", reason="bench",
@@ -202,6 +206,8 @@ def fill(database: Database) -> tuple[int, int]:
         for number in range(first, min(first + CHUNK, RECEIPTS)):
             moment = START + number * step
             account_id, keys = owners[0 if r.random() < 0.063 else r.randrange(1, OTHERS + 1)]
+            tokens = {"input_tokens": r.randrange(20, 2000), "output_tokens": r.randrange(1, 500)}
+            charge_nanos = charge(PRICE, msgspec.convert(tokens, Usage)).total_nanos
             milliseconds = int(moment.timestamp() * 1000)
             rows.append(
                 {
@@ -214,11 +220,11 @@ def fill(database: Database) -> tuple[int, int]:
                     "outcome": "charged",
                     "status": "succeeded" if number % FAILED else "failed",
                     "reason": "completed" if number % FAILED else "engine_error",
-                    "hold_nanos": 1000,
-                    "charge_nanos": 500,
+                    "hold_nanos": charge_nanos,
+                    "charge_nanos": charge_nanos,
                     "requests": 1,
                     **dict.fromkeys(QUANTITIES, 0),
-                    "input_tokens": 25,
+                    **tokens,
                     "timings": {"queue_us": 500},
                     "metadata": {"project": "x"},
                     "accepted_at": moment,

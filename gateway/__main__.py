@@ -6,9 +6,8 @@ Prints tables and, with ``--json``, JSON. Exit status: 0 success, 1 refused or a
 
 from __future__ import annotations
 
-import gc
+import functools
 import logging
-import sys
 
 import click
 from sqlalchemy.exc import DBAPIError
@@ -16,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from gateway.catalog.loader import CatalogError
 from gateway.commands.accounts import account, key
 from gateway.commands.aside import aside
+from gateway.commands.audit import audit
 from gateway.commands.catalog import catalog
 from gateway.commands.credit import credit
 from gateway.commands.limits import budget, limit
@@ -29,13 +29,18 @@ from gateway.commands.reports import (
 )
 from gateway.commands.terminal import (
     Commands,
+    actor_option,
+    command_author,
     example,
     open_database,
     read_settings,
     refuse,
 )
+from gateway.commands.users import member, user
 from gateway.commands.webhooks import webhook
 from gateway.errors import TollgateError
+from gateway.operations.database import record_migration
+from gateway.settings import Settings
 from gateway.sql.database import migrate
 from gateway.up import embedded
 from gateway.up.embedded import CannotStart
@@ -60,13 +65,22 @@ def up() -> None:
 @cli.command(
     epilog=example("REDIS_URL=redis://10.0.0.5 DATABASE_URL=postgresql://… tollgate serve")
 )
-def serve() -> None:
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 256),
+    help="Gateway processes, which share the port; default: TOLLGATE_PROCESSES, or 1.",
+)
+@click.option(
+    "--descriptor",
+    type=click.IntRange(min=0),
+    metavar="NUMBER",
+    help="Serve on an inherited listening socket with this file descriptor, in one process.",
+)
+def serve(processes: int | None, descriptor: int | None) -> None:
     """Run the gateway alone; queue, database and workers run elsewhere."""
-    import uvicorn  # the other commands need no web server
-
-    from gateway.api.http.stopping import answered_when_stopped
-    from gateway.app import create_app
-    from gateway.protocol import bounded_by
+    # The other commands need no web server.
+    from gateway.server.several import serve_in_processes
+    from gateway.server.single import serve as serve_here
 
     settings = read_settings()
     settings.queue_url  # noqa: B018  # fail immediately if it is missing
@@ -77,6 +91,18 @@ def serve() -> None:
     )
     # URLs from clients can contain secrets.
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    count = processes or settings.processes
+    if descriptor is not None:
+        serve_here(settings, descriptor=descriptor)
+        return
+    _warn_of_missing_url(settings)
+    if count == 1:
+        serve_here(settings)
+    else:
+        serve_in_processes(settings, count)
+
+
+def _warn_of_missing_url(settings: Settings) -> None:
     if settings.host in ("0.0.0.0", "::") and settings.public_url is None:
         logging.getLogger(__name__).warning(
             "TOLLGATE_PUBLIC_URL is not set: URLs in webhooks and batch files begin with "
@@ -84,39 +110,16 @@ def serve() -> None:
             settings.host,
             settings.port,
         )
-    # Threads wake the event loop sooner after a commit; by default a busy loop keeps the GIL 5 ms.
-    sys.setswitchinterval(0.0005)
-    app = create_app(settings)
-    app.on_startup.append(_tune_garbage_collection)
-    uvicorn.run(
-        answered_when_stopped(app),
-        host=settings.host,
-        port=settings.port,
-        access_log=False,
-        server_header=False,
-        log_config=None,
-        timeout_graceful_shutdown=int(settings.shutdown_grace_s),
-        http=bounded_by(settings),
-        ws="none",
-    )
-
-
-def _tune_garbage_collection() -> None:
-    """Collect rarely, and never what startup made: it lives as long as the process.
-
-    A request creates few cycles, but a full collection would stop every request for 100 ms.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
 
 
 @cli.command("migrate", epilog=example("DATABASE_URL=postgresql://… tollgate migrate"))
+@actor_option
 def migrate_command() -> None:
     """Migrate the database to the schema of this version."""
     settings = read_settings()
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    migrate(settings.sql_url, prepare=settings.database_prepare)
+    recorded = functools.partial(record_migration, author=command_author())
+    migrate(settings.sql_url, prepare=settings.database_prepare, migrated=recorded)
     click.echo("the database is up to date")
 
 
@@ -137,6 +140,9 @@ for command in (
     reconcile_command,
     webhook,
     aside,
+    audit,
+    user,
+    member,
 ):
     cli.add_command(command)
 

@@ -16,6 +16,7 @@ from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
 from litestar.openapi.spec import Components, SecurityScheme, Tag
 
+from gateway.accounts.key_uses import KeyUses
 from gateway.accounts.pepper import read_pepper
 from gateway.accounts.rates import Rates
 from gateway.api import admin, elevenlabs, gmi, native, openai, openrouter
@@ -34,6 +35,7 @@ from gateway.api.openai.chat import ChatController
 from gateway.api.openai.embeddings import EmbeddingsController
 from gateway.api.openapi.document import DocumentConfig
 from gateway.api.openapi.page import DocumentationPlugin
+from gateway.audit_log import Author
 from gateway.batches.runner import Runner
 from gateway.batches.stored import StoredOutputs
 from gateway.catalog.store import LiveCatalog
@@ -50,12 +52,13 @@ from gateway.readiness import Readiness
 from gateway.requests.service import Requests
 from gateway.scheduled import (
     Scheduler,
-    audit_tasks,
+    audit_log_tasks,
     close_tasks,
     credit_tasks,
     erasure_tasks,
     file_tasks,
     media_tasks,
+    reconciliation_tasks,
     recount_tasks,
     retention_tasks,
     usage_tasks,
@@ -134,6 +137,7 @@ def create_app(settings: Settings) -> Litestar:
                 valid_s=settings.media_url_minutes * 60,
                 base=settings.public_url or f"http://{settings.host}:{settings.port}",
             )
+            uses = KeyUses(database)
             supervisor = Supervisor(
                 failures_max=settings.loop_failures_max,
                 silence_max_s=settings.loop_silence_max_s,
@@ -180,7 +184,7 @@ def create_app(settings: Settings) -> Litestar:
                 performance=Performance(database),
                 pepper=pepper,
                 payment_provider=payment_provider(settings),
-                access=Access(database, pepper=pepper),
+                access=Access(database, pepper=pepper, uses=uses),
             )
             app.state.services = services
             chores = Scheduler(
@@ -197,7 +201,8 @@ def create_app(settings: Settings) -> Litestar:
                         database, keys_kept=timedelta(days=settings.idempotency_retention_days)
                     ),
                     *recount_tasks(database),
-                    *audit_tasks(database, services.payment_provider),
+                    *reconciliation_tasks(database, services.payment_provider),
+                    *audit_log_tasks(database, days=settings.audit_retention_days),
                     *(close_tasks(database) if settings.close_months else ()),
                 ],
             )
@@ -205,6 +210,7 @@ def create_app(settings: Settings) -> Litestar:
             await stack.enter_async_context(requests.running(supervisor))
             supervisor.start("chores", chores.run)
             supervisor.start("batches", batches.run)
+            supervisor.start("key uses", uses.run)
             with reload_on_hangup(live):
                 yield
         if supervisor.failed:
@@ -328,7 +334,7 @@ def reload_on_hangup(live: LiveCatalog) -> Iterator[None]:
 
     async def reload() -> None:
         try:
-            problems = await live.reload()
+            problems = await live.reload(Author("SIGHUP", "system"))
         except SQL_OUTAGE as error:
             log.error("catalog not reloaded: the database failed: %s", outage_name(error))
             return

@@ -118,14 +118,14 @@ def delete_note(connection: Connection, kind: Kind, name: str) -> bool:
 
 def list_notes(connection: Connection, *, limit: int) -> list[Note]:
     """List notes, newest first."""
-    columns = (getattr(set_aside.c, name) for name in Note.__slots__)
-    query = select(*columns).order_by(set_aside.c.last_at.desc()).limit(limit)
-    return [Note(*row) for row in connection.execute(query).all()]
+    query = select(set_aside).order_by(set_aside.c.last_at.desc()).limit(limit)
+    return [Note(**row) for row in connection.execute(query).mappings()]
 
 
-def is_set_aside(connection: Connection, kind: Kind, name: str) -> bool:
-    query = select(set_aside.c.kind).where(set_aside.c.kind == kind, set_aside.c.name == name)
-    return connection.execute(query).first() is not None
+def find_note(connection: Connection, kind: Kind, name: str) -> Note | None:
+    query = select(set_aside).where(set_aside.c.kind == kind, set_aside.c.name == name)
+    row = connection.execute(query).mappings().first()
+    return None if row is None else Note(**row)
 
 
 def count_notes(connection: Connection) -> dict[str, int]:

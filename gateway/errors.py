@@ -4,7 +4,7 @@
     ├── InvalidRequest          400  invalid_request, unknown_parameter, unsupported_parameter, …
     ├── Unauthorized            401  invalid_api_key, key_expired, key_revoked
     ├── PaymentRequired         402  insufficient_credit, budget_exceeded, key_spend_limit
-    ├── Forbidden               403  missing_scope, account_suspended
+    ├── Forbidden               403  missing_scope, role_not_allowed, model_not_allowed, …
     ├── NotFound                404  model_not_found, request_not_found, not_found
     ├── MethodNotAllowed        405  method_not_allowed
     ├── Conflict                409  idempotency_conflict

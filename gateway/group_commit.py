@@ -3,7 +3,7 @@
 There is no timer: a single item is written immediately, and under load batches fill by themselves.
 If a batch fails because of its data, its items are written one by one, so that one bad item does
 not fail the others; the writing function must therefore be idempotent. An outage fails the whole
-batch immediately. An item whose caller is cancelled before it is written is dropped.
+batch immediately. An item whose future is cancelled before it is written is dropped.
 """
 
 from __future__ import annotations
@@ -37,28 +37,27 @@ class GroupCommit(Generic[Item, Answer]):
         self._pending: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
         self._writer: asyncio.Task[None] | None = None
 
-    async def submit(self, item: Item) -> Answer:
-        """Write an item together with others; return its answer, or raise the error of its write.
+    def submit(self, item: Item) -> asyncio.Future[Answer]:
+        """Write an item together with others. The future has its answer, or the error of its write.
 
-        If the caller is cancelled, an item that is being written is not undone, and one that waits
-        for the next batch is dropped.
+        A caller that is cancelled while awaiting the future cancels it. Then an item that is being
+        written is not undone, and one that waits for the next batch is dropped.
         """
-        if len(self._pending) >= PENDING_MAX:
-            raise Unavailable(
-                "overloaded", "Too many concurrent requests; nothing was accepted.", retry_after_s=1
-            )
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        if len(self._pending) >= PENDING_MAX:
+            message = "Too many concurrent requests; nothing was accepted."
+            answer.set_exception(Unavailable("overloaded", message, retry_after_s=1))
+            return answer
         self._pending.append((item, answer))
         if self._writer is None:
             self._writer = asyncio.create_task(self._drain())
-        return await answer
+        return answer
 
     async def _drain(self) -> None:
         try:
             while self._pending:
                 count = min(len(self._pending), self._batch_max)
                 taken = (self._pending.popleft() for _ in range(count))
-                # A caller that is cancelled while awaiting its future cancels the future as well.
                 batch = [entry for entry in taken if not entry[1].done()]
                 if batch:
                     try:

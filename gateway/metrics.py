@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
 REGISTRY: Final = CollectorRegistry()
+DIRECTORY_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
+"""Environment variable with the directory in which the processes of one gateway share metrics."""
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
@@ -65,11 +70,13 @@ SET_ASIDE = Gauge(
     "tollgate_set_aside",
     "Stored rows that could not be processed and wait for the operator.",
     ["kind"],
+    multiprocess_mode="mostrecent",
     registry=REGISTRY,
 )
 CLOCK_SKEW_SECONDS = Gauge(
     "tollgate_clock_skew_seconds",
     "Clock of the database minus this gateway's, at the last readiness check.",
+    multiprocess_mode="livemostrecent",
     registry=REGISTRY,
 )
 LOOP_FAILURES = Counter(
@@ -111,11 +118,15 @@ WEBHOOK_DELAY_SECONDS = Histogram(
     registry=REGISTRY,
 )
 WEBHOOKS_IN_FLIGHT = Gauge(
-    "tollgate_webhooks_in_flight", "Webhooks that this process is sending.", registry=REGISTRY
+    "tollgate_webhooks_in_flight",
+    "Webhooks that this process is sending.",
+    multiprocess_mode="livesum",
+    registry=REGISTRY,
 )
 WEBHOOK_CIRCUITS = Gauge(
     "tollgate_webhook_circuits_open",
     "Unresponsive receivers, which this process probes with one delivery at a time.",
+    multiprocess_mode="livesum",
     registry=REGISTRY,
 )
 PAYMENTS = Counter(
@@ -128,18 +139,39 @@ CHORES = Counter(
     registry=REGISTRY,
 )
 CHORE_SECONDS = Gauge(
-    "tollgate_chore_seconds", "Duration of a task's last run.", ["chore"], registry=REGISTRY
+    "tollgate_chore_seconds",
+    "Duration of a task's last run.",
+    ["chore"],
+    multiprocess_mode="mostrecent",
+    registry=REGISTRY,
 )
 RECONCILED_AT = Gauge(
-    "tollgate_reconciled_at", "Unix time of the last reconciliation.", registry=REGISTRY
+    "tollgate_reconciled_at",
+    "Unix time of the last reconciliation.",
+    multiprocess_mode="mostrecent",
+    registry=REGISTRY,
 )
 RECONCILE_FINDINGS = Gauge(
-    "tollgate_reconcile_findings", "Findings of the last reconciliation.", registry=REGISTRY
+    "tollgate_reconcile_findings",
+    "Findings of the last reconciliation.",
+    multiprocess_mode="mostrecent",
+    registry=REGISTRY,
 )
-QUEUE_DEPTH = Gauge("tollgate_queue_depth", "Jobs queued.", ["model"], registry=REGISTRY)
-WORKERS = Gauge("tollgate_workers", "Live workers.", registry=REGISTRY)
+QUEUE_DEPTH = Gauge(
+    "tollgate_queue_depth",
+    "Jobs queued.",
+    ["model"],
+    multiprocess_mode="livemostrecent",
+    registry=REGISTRY,
+)
+WORKERS = Gauge(
+    "tollgate_workers", "Live workers.", multiprocess_mode="livemostrecent", registry=REGISTRY
+)
 WAITING = Gauge(
-    "tollgate_clients_waiting", "Requests whose clients wait at this process.", registry=REGISTRY
+    "tollgate_clients_waiting",
+    "Requests whose clients wait at this process.",
+    multiprocess_mode="livesum",
+    registry=REGISTRY,
 )
 
 # Speed, with the times as ``performance.py`` defines them.
@@ -206,3 +238,31 @@ DELIVERED = Counter(
     ["model", "kind"],
     registry=REGISTRY,
 )
+
+for _metric in (
+    ACCEPTED,
+    SETTLED,
+    CHARGED_NANOS,
+    PHASE_SECONDS,
+    TTFT_SECONDS,
+    TPOT_SECONDS,
+    GAP_SECONDS,
+    TOTAL_SECONDS,
+    TOKENS,
+):
+    # Counted for each request: a child that is known is found without checks and without a lock.
+    _metric.__dict__["labels"] = functools.cache(_metric.labels)
+
+
+def exposition() -> bytes:
+    """Render all metrics in Prometheus' text format, summed over the processes of this gateway."""
+    if not shared():
+        return generate_latest(REGISTRY)
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    return generate_latest(registry)
+
+
+def shared() -> bool:
+    """Whether this is one of several processes that share their metrics."""
+    return DIRECTORY_VARIABLE in os.environ

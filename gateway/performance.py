@@ -124,7 +124,8 @@ def count_speed(closed: ClosedRequest, slo: Slo | None) -> None:
     ):
         if took_us:
             histogram.labels(model).observe(took_us / 1e6)
-    if (factor := real_time_factor(timings, usage.audio_ms)) is not None:
+    factor = real_time_factor(timings, usage.audio_ms) if usage.audio_ms else None
+    if factor is not None:
         metrics.REAL_TIME_FACTOR.labels(model).observe(factor)
     for kind, count in (
         ("input", usage.input_tokens),

@@ -1,18 +1,21 @@
 """Prices, quotes and charges in nano-dollars: pure, exact, and the only place that rounds.
 
 A price is a sum of components, each an amount per number of units. ``charge`` applies it to
-measured usage, ``quote`` to the limits of a request. Both are the same sum in rational arithmetic,
-rounded up once to the next nano-dollar. Knows no database, no catalog and no clock.
+measured usage, ``quote`` to the limits of a request. Both are the same exact sum, of integers over
+the price's common denominator, rounded up once to the next nano-dollar. Knows no database, no
+catalog and no clock.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from fractions import Fraction
-from typing import Final, Literal, TypeAlias, get_args
+from operator import itemgetter
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
@@ -56,8 +59,6 @@ _MEASURES: Final[Mapping[Unit, tuple[str, int]]] = {
     "gpu_second": ("gpu_us", 1_000_000),
 }
 
-_NOTHING: Final = Fraction(0)
-
 UNBOUNDED_UNITS: Final = frozenset({"step", "gpu_second"})
 """Units that have no limit unless the request sets one; a price on them requires that limit."""
 
@@ -80,16 +81,37 @@ class Component:
     when: Mapping[str, str] = field(default_factory=dict)
 
 
+class ComponentRate(NamedTuple):
+    """A component, and the cost of one measured quantity, such as a millisecond, as the numerator
+    over its price's denominator."""
+
+    component: Component
+    numerator: int
+
+
 @dataclass(frozen=True, slots=True)
 class Price:
     """An immutable price. A charge is at least ``minimum_nanos``."""
 
     components: tuple[Component, ...]
     minimum_nanos: int = 0
+    denominator: int = field(init=False, repr=False, compare=False)
+    """Common denominator of all rates."""
+    rates: Mapping[Unit, Sequence[ComponentRate]] = field(init=False, repr=False, compare=False)
+    """Rates by unit, in the order of the components."""
+
+    def __post_init__(self) -> None:
+        pers = [component.per * _MEASURES[component.unit][1] for component in self.components]
+        denominator = math.lcm(*pers)
+        rates: defaultdict[Unit, list[ComponentRate]] = defaultdict(list)
+        for component, per in zip(self.components, pers, strict=True):
+            numerator = component.amount_nanos * (denominator // per)
+            rates[component.unit].append(ComponentRate(component, numerator))
+        object.__setattr__(self, "denominator", denominator)
+        object.__setattr__(self, "rates", dict(rates))
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(msgspec.Struct, frozen=True):
     """One line of a bill: ``quantity`` units at ``price_nanos`` per ``per`` units.
 
     ``quantity`` is a decimal string, because seconds are measured in fractions.
@@ -102,8 +124,7 @@ class Line:
     amount_nanos: int
 
 
-@dataclass(frozen=True, slots=True)
-class Bill:
+class Bill(msgspec.Struct, frozen=True):
     """The cost of a usage; the amounts of the lines sum exactly to the total."""
 
     total_nanos: int
@@ -116,19 +137,22 @@ def charge(price: Price, usage: Usage) -> Bill:
     Cached input tokens without their own price cost as much as input tokens. Raise
     ``UnpricedUsage`` if a unit is priced but not for these attributes, or if nothing is priced.
     """
-    chosen: list[tuple[Component, Fraction]] = []
-    for unit in UNITS:
-        quantity = _quantity(usage, unit)
+    chosen: list[tuple[ComponentRate, int]] = []
+    for unit, (name, _) in _MEASURES.items():
+        quantity: int = getattr(usage, name)
         if not quantity:
             continue
-        component = _component(price, unit, usage.attributes)
-        if component is None and unit == "cached_input_token":
-            component = _component(price, "input_token", usage.attributes)
-        if component is not None:
-            chosen.append((component, quantity))
-        elif any(other.unit == unit for other in price.components):
+        if quantity < 0:
+            raise ValueError(f"{name} is negative: {quantity}")
+        rates = price.rates.get(unit)
+        rate = _most_specific(rates, usage.attributes) if rates else None
+        if rate is None and unit == "cached_input_token":
+            rate = _most_specific(price.rates.get("input_token", ()), usage.attributes)
+        if rate is not None:
+            chosen.append((rate, quantity))
+        elif rates:
             raise UnpricedUsage(f"{unit} has no price for {dict(usage.attributes)}")
-    return _bill(chosen, price.minimum_nanos)
+    return _bill(price, chosen)
 
 
 def quote(price: Price, limits: Usage) -> Bill:
@@ -138,18 +162,22 @@ def quote(price: Price, limits: Usage) -> Bill:
     ``charge`` will choose. If some are open, it is priced by the dearest one that ``charge`` can
     choose. An input token can turn out to be cached or not, so the dearer of the two prices counts.
     """
-    chosen: list[tuple[Component, Fraction]] = []
-    for unit in UNITS:
-        quantity = _quantity(limits, unit)
-        candidates = _open_components(price, unit, limits.attributes)
+    chosen: list[tuple[ComponentRate, int]] = []
+    for unit, (name, _) in _MEASURES.items():
+        quantity: int = getattr(limits, name)
+        if quantity < 0:
+            raise ValueError(f"{name} is negative: {quantity}")
+        rates = price.rates.get(unit)
+        candidates = _possible(rates, limits.attributes) if rates else ()
         if candidates and not quantity and unit in UNBOUNDED_UNITS:
             raise UnpricedUsage(f"{unit} is priced, but the request has no limit on it")
         if unit == "input_token":
-            candidates += _open_components(price, "cached_input_token", limits.attributes)
-            quantity += _quantity(limits, "cached_input_token")
+            quantity += limits.cached_input_tokens
+            if cached := price.rates.get("cached_input_token"):
+                candidates = (*candidates, *_possible(cached, limits.attributes))
         if quantity and candidates and unit != "cached_input_token":
-            chosen.append((max(candidates, key=_rate), quantity))
-    return _bill(chosen, price.minimum_nanos)
+            chosen.append((max(candidates, key=_NUMERATOR), quantity))
+    return _bill(price, chosen)
 
 
 def is_exact_quote(price: Price) -> bool:
@@ -238,74 +266,68 @@ def parse_usd(text: str) -> int:
     return -nanos if sign else nanos
 
 
-def _quantity(usage: Usage, unit: Unit) -> Fraction:
-    name, parts = _MEASURES[unit]
-    value: int = getattr(usage, name)
-    if value < 0:
-        raise ValueError(f"{name} is negative: {value}")
-    # Most quantities of a usage are 0; creating a fraction for each would be slow.
-    return Fraction(value, parts) if value else _NOTHING
+_NUMERATOR: Final = itemgetter(1)
 
 
-def _rate(component: Component) -> Fraction:
-    return Fraction(component.amount_nanos, component.per)
+def _most_specific(
+    rates: Sequence[ComponentRate], attributes: Mapping[str, str]
+) -> ComponentRate | None:
+    """Return the most specific rate of a unit whose conditions all hold."""
+    found = None
+    for rate in rates:
+        when = rate.component.when
+        if (found is None or len(when) > len(found.component.when)) and all(
+            attributes.get(name) == value for name, value in when.items()
+        ):
+            found = rate
+    return found
 
 
-def _component(price: Price, unit: Unit, attributes: Mapping[str, str]) -> Component | None:
-    """Return the most specific component of a unit whose conditions all hold."""
-    matching = [
-        component
-        for component in price.components
-        if component.unit == unit
-        and all(attributes.get(name) == value for name, value in component.when.items())
-    ]
-    return max(matching, key=lambda component: len(component.when), default=None)
+def _possible(
+    rates: Sequence[ComponentRate], attributes: Mapping[str, str]
+) -> Sequence[ComponentRate]:
+    """Return the rates of a unit that ``charge`` can choose, given the known attributes.
 
-
-def _open_components(price: Price, unit: Unit, attributes: Mapping[str, str]) -> list[Component]:
-    """Return the components of a unit that ``charge`` can choose, given the known attributes.
-
-    The component chosen by the known attributes alone always matches. Others can be chosen only if
-    they depend on an open attribute and are at least as specific.
+    The rate chosen by the known attributes alone always matches. Others can be chosen only if they
+    depend on an open attribute and are at least as specific.
     """
-    sure = _component(price, unit, attributes)
-    least = 0 if sure is None else len(sure.when)
+    if len(rates) == 1 and not rates[0].component.when:
+        return rates
+    sure = _most_specific(rates, attributes)
+    least = 0 if sure is None else len(sure.component.when)
     found = [
-        component
-        for component in price.components
-        if component.unit == unit
-        and len(component.when) >= least
-        and not component.when.keys() <= attributes.keys()
-        and all(attributes.get(name, value) == value for name, value in component.when.items())
+        rate
+        for rate in rates
+        if len(when := rate.component.when) >= least
+        and not when.keys() <= attributes.keys()
+        and all(attributes.get(name, value) == value for name, value in when.items())
     ]
     return found if sure is None else [sure, *found]
 
 
-def _bill(chosen: Iterable[tuple[Component, Fraction]], minimum_nanos: int) -> Bill:
+def _bill(price: Price, chosen: Sequence[tuple[ComponentRate, int]]) -> Bill:
     """Round once: each line is the rounded-up running total less the one before it."""
-    chosen = tuple(chosen)
-    if not chosen and not minimum_nanos:
+    if not chosen and not price.minimum_nanos:
         raise UnpricedUsage("no component of the price applies")
-    exact = Fraction(0)
-    total = 0
+    exact = total = 0
     lines = []
-    for component, quantity in chosen:
-        exact += quantity * _rate(component)
-        amount = -(-exact.numerator // exact.denominator) - total
+    for (component, numerator), quantity in chosen:
+        exact += quantity * numerator
+        amount = -(-exact // price.denominator) - total
         total += amount
-        lines.append(
-            Line(component.unit, _decimal(quantity), component.amount_nanos, component.per, amount)
-        )
-    if total < minimum_nanos:
-        lines.append(Line("minimum", "1", minimum_nanos, 1, minimum_nanos - total))
-        total = minimum_nanos
+        parts = _MEASURES[component.unit][1]
+        units = str(quantity) if parts == 1 else _decimal(quantity, parts)
+        lines.append(Line(component.unit, units, component.amount_nanos, component.per, amount))
+    if total < price.minimum_nanos:
+        rest = price.minimum_nanos - total
+        lines.append(Line("minimum", "1", price.minimum_nanos, 1, rest))
+        total = price.minimum_nanos
     if total > NANOS_MAX:
         raise Unbookable(f"a bill of {total} nano-dollars exceeds what can be booked")
     return Bill(total, tuple(lines))
 
 
-def _decimal(quantity: Fraction) -> str:
-    """Format a quantity; exact, because quantities are decimal fractions of their unit."""
-    if quantity.denominator == 1:
-        return str(quantity.numerator)
-    return format(Decimal(quantity.numerator) / Decimal(quantity.denominator), "f")
+def _decimal(quantity: int, parts: int) -> str:
+    """Format a quantity in units of ``parts``, a power of ten."""
+    whole, rest = divmod(quantity, parts)
+    return f"{whole}.{rest:0{len(str(parts)) - 1}d}".rstrip("0").rstrip(".")

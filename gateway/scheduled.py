@@ -19,7 +19,8 @@ from sqlalchemy import Connection, select, update
 
 from gateway import metrics
 from gateway.aside import delete_obsolete_notes
-from gateway.billing.audit import run_audit
+from gateway.audit_log import Author, delete_expired
+from gateway.billing.reconciliation import run_reconciliation
 from gateway.billing.statements.close import SETTLED_AFTER, close_month, list_periods
 from gateway.billing.usage.rollups import CLOSED_AFTER, HOUR, HOURS_MAX, build_due
 from gateway.files.retention import MediaStore
@@ -46,6 +47,9 @@ FORGET_BATCH: Final = 500
 NIGHT: Final = timedelta(hours=3, minutes=17)
 """Time of day, in UTC, of the tasks that take long."""
 
+CALENDAR: Final = Author("calendar", "system")
+"""Author of what is done because of its date."""
+
 _LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -68,8 +72,8 @@ class ScheduledTask:
 
 
 class Scheduler:
-    """Runs tasks when they are due, concurrently: the nightly audit takes long and must not delay
-    tasks that run every minute."""
+    """Runs tasks when they are due, concurrently: the nightly reconciliation takes long and must
+    not delay tasks that run every minute."""
 
     def __init__(self, database: Database, tasks: Sequence[ScheduledTask]) -> None:
         self._database = database
@@ -204,11 +208,13 @@ def retention_tasks(database: Database, *, keys_kept: timedelta) -> tuple[Schedu
     )
 
 
-def audit_tasks(database: Database, provider: PaymentProvider | None) -> tuple[ScheduledTask, ...]:
-    """Audit the books every night, including the payment provider's payments."""
+def reconciliation_tasks(
+    database: Database, provider: PaymentProvider | None
+) -> tuple[ScheduledTask, ...]:
+    """Reconcile the books every night, including the payment provider's payments."""
 
     async def reconcile() -> None:
-        found = await run_audit(database, provider)
+        found = await run_reconciliation(database, provider)
         for finding in found.findings:
             log.error("reconciliation failed: %s", finding)
 
@@ -239,6 +245,18 @@ def webhook_tasks(database: Database, *, days: float) -> tuple[ScheduledTask, ..
     return (ScheduledTask("webhooks", timedelta(minutes=5), _in_batches(database, forget, BATCH)),)
 
 
+def audit_log_tasks(database: Database, *, days: float | None) -> tuple[ScheduledTask, ...]:
+    """Delete events of the audit log after their retention, in whole days; None keeps them all."""
+    if days is None:
+        return ()
+
+    def forget(connection: Connection, now: datetime, *, limit: int) -> int:
+        midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        return delete_expired(connection, midnight - timedelta(days=days), limit=limit)
+
+    return (ScheduledTask("audit log", HOUR, _in_batches(database, forget, FORGET_BATCH)),)
+
+
 def close_tasks(database: Database) -> tuple[ScheduledTask, ...]:
     """Close months that have ended."""
 
@@ -248,9 +266,9 @@ def close_tasks(database: Database) -> tuple[ScheduledTask, ...]:
             if period.state == "closed" or period.month >= month_of(now - SETTLED_AFTER):
                 continue
             try:
-                await asyncio.to_thread(close_month, database, period.month, actor="calendar")
+                await asyncio.to_thread(close_month, database, period.month, author=CALENDAR)
             except ValueError as error:
-                # A row whose name is not a month: the audit reports it; the others are closed.
+                # A row whose name is not a month: reconciliation reports it; the others are closed.
                 log.error("%r cannot be closed: %s", period.month, error)
             else:
                 log.info("%s is closed", period.month)

@@ -29,6 +29,9 @@ class Settings(BaseSettings):
     """State directory: database, blobs, logs, secrets."""
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
+    processes: int = Field(default=1, ge=1, le=256)
+    """Gateway processes, which share the port. Limits of a gateway, such as `connections_max`,
+    apply to each. More than one pays off on PostgreSQL with free cores."""
     catalog: Path = Path("catalog.yaml")
     cors_origins: str = ""
     """Origins whose pages may call the gateway, separated by commas, such as
@@ -194,6 +197,8 @@ class Settings(BaseSettings):
     """Time without a completed round of one background loop after which the gateway is not live."""
     webhook_private_addresses: bool = False
     """Whether webhooks may be sent to private networks and without TLS; for tests and laptops."""
+    audit_retention_days: float | None = Field(default=None, ge=1)
+    """Retention of the audit log; default: for ever."""
     webhook_retention_days: float = Field(default=30.0, gt=0)
     """Retention of webhook deliveries and their attempts after they have ended."""
     shutdown_grace_s: float = 10.0

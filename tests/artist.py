@@ -1,4 +1,4 @@
-"""A worker that draws without a model: it speaks the contract, and tests see what it was given.
+"""A worker without a model: it follows the contract, and tests see the jobs it was given.
 
 It leases jobs, reads what is attached, writes outputs into the store and completes. The prompt may
 ask for what can go wrong: ``!fail`` fails the job, ``!slow`` takes its time until it is cancelled,
@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
+from redis.exceptions import TimeoutError as RedisTimeout
 
 from workers.contract.blobs import Blobs, blob_key
 from workers.contract.jobs import (
@@ -56,7 +57,7 @@ STEP_US = 20_000
 
 
 def png(width: int, height: int, shade: int = 0) -> bytes:
-    """A grey picture."""
+    """Return a grey image."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         checked = kind + data
@@ -103,13 +104,15 @@ class Artist:
         queues = {model: Queue(client, model, namespace=self.namespace) for model in self.models}
         announced = Announcement("artist", models=self.models, loaded=self.models)
         while not stop.is_set():
-            await Workers(client, namespace=self.namespace).announce(announced)
-            await wait_for_work(client, list(self.models), 0.2, namespace=self.namespace)
-            for queue in queues.values():
-                for lease in await queue.lease("artist", 16, lease_ms=60_000):
-                    task = asyncio.create_task(self._serve(client, queue, lease))
-                    tasks.add(task)
-                    task.add_done_callback(tasks.discard)
+            # Other tests of this process can stop this thread for longer than a command may take.
+            with contextlib.suppress(RedisTimeout):
+                await Workers(client, namespace=self.namespace).announce(announced)
+                await wait_for_work(client, list(self.models), 0.2, namespace=self.namespace)
+                for queue in queues.values():
+                    for lease in await queue.lease("artist", 16, lease_ms=60_000):
+                        task = asyncio.create_task(self._serve(client, queue, lease))
+                        tasks.add(task)
+                        task.add_done_callback(tasks.discard)
         for task in tasks:
             task.cancel()
         await client.aclose()

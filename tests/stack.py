@@ -243,7 +243,7 @@ def chat(model: str, content: str, **more: Any) -> dict[str, Any]:
 
 
 def order(caller: Caller, model: str, content: str) -> str:
-    """Place an order that nobody waits for; return its id."""
+    """Submit an asynchronous request; return its id."""
     body = {"model": model, "input": {"messages": [{"role": "user", "content": content}]}}
     answer = caller.http.post("/v1/requests", json=body)
     assert answer.status_code == 202, answer.text

@@ -86,6 +86,13 @@ def test_usage_is_clipped_to_its_limits() -> None:
     assert (clipped.input_tokens, clipped.cached_input_tokens, clipped.output_tokens) == (2, 8, 5)
 
 
+def test_clip_keeps_every_quantity_within_its_limit() -> None:
+    # A quantity that it forgets would be charged as zero.
+    usage = Usage(**{name: 3 for name in Usage.__struct_fields__ if name != "attributes"})
+
+    assert clip(usage, usage) == (usage, False)
+
+
 def test_attributes_of_the_request_override_the_workers() -> None:
     limits = Usage(requests=1, images=1, attributes={"size": "small"})
 

@@ -222,6 +222,88 @@ def test_a_charge_is_the_exact_sum_rounded_up_once(price: Price, usage: Usage) -
     assert due(price, usage) == max(up(exact), price.minimum_nanos)
 
 
+def reference(
+    price: Price, chosen: list[tuple[Component, Fraction]]
+) -> tuple[int, list[tuple[str, Fraction, int]]]:
+    """Bill quantities in rational arithmetic: the total, and unit, quantity, amount of each line.
+
+    Raise ``UnpricedUsage`` if nothing is billed.
+    """
+    if not chosen and not price.minimum_nanos:
+        raise UnpricedUsage
+    exact, total = Fraction(0), 0
+    lines: list[tuple[str, Fraction, int]] = []
+    for component, quantity in chosen:
+        exact += quantity * Fraction(component.amount_nanos, component.per)
+        lines.append((component.unit, quantity, up(exact) - total))
+        total = up(exact)
+    if total < price.minimum_nanos:
+        lines.append(("minimum", Fraction(1), price.minimum_nanos - total))
+        total = price.minimum_nanos
+    return total, lines
+
+
+def reference_charge(price: Price, usage: Usage) -> tuple[int, list[tuple[str, Fraction, int]]]:
+    chosen = []
+    for unit, (name, parts) in PARTS.items():
+        quantity = Fraction(getattr(usage, name), parts)
+        for priced in (unit, "input_token" if unit == "cached_input_token" else unit):
+            applying = [
+                line
+                for line in price.components
+                if line.unit == priced and line.when.items() <= usage.attributes.items()
+            ]
+            if applying and quantity:
+                chosen.append((max(applying, key=lambda line: len(line.when)), quantity))
+                break
+    return reference(price, chosen)
+
+
+def reference_quote(price: Price, bounds: Usage) -> tuple[int, list[tuple[str, Fraction, int]]]:
+    """Bill the dearest component that can apply: the one that the given attributes select, or one
+    that is at least as specific and depends on an open attribute."""
+    chosen = []
+    for unit, (name, parts) in PARTS.items():
+        can_apply: list[Component] = []
+        for priced in (unit, "cached_input_token") if unit == "input_token" else (unit,):
+            lines = [line for line in price.components if line.unit == priced]
+            applying = [line for line in lines if line.when.items() <= bounds.attributes.items()]
+            sure = [max(applying, key=lambda line: len(line.when))] if applying else []
+            can_apply += sure
+            can_apply += [
+                line
+                for line in lines
+                if line not in applying
+                and all(len(line.when) >= len(one.when) for one in sure)
+                and line.when.items() <= {**line.when, **bounds.attributes}.items()
+            ]
+        quantity = Fraction(getattr(bounds, name), parts)
+        quantity += bounds.cached_input_tokens if unit == "input_token" else 0
+        if can_apply and quantity and unit != "cached_input_token":
+            rates = [Fraction(line.amount_nanos, line.per) for line in can_apply]
+            chosen.append((can_apply[rates.index(max(rates))], quantity))
+    return reference(price, chosen)
+
+
+@given(prices(), usages(), limits())
+def test_bills_equal_those_of_a_reference_in_rational_arithmetic(
+    price: Price, usage: Usage, bounds: Usage
+) -> None:
+    for compute, expected, amounts in (
+        (charge, reference_charge, usage),
+        (quote, reference_quote, bounds),
+    ):
+        try:
+            bill = compute(price, amounts)
+        except UnpricedUsage:
+            with pytest.raises(UnpricedUsage):
+                expected(price, amounts)
+            continue
+        # A cached token without its own price is billed as an input token, which the unit shows.
+        lines = [(line.unit, Fraction(line.quantity), line.amount_nanos) for line in bill.lines]
+        assert (bill.total_nanos, lines) == expected(price, amounts)
+
+
 @given(prices(), usages())
 def test_the_lines_of_a_bill_sum_to_its_total(price: Price, usage: Usage) -> None:
     try:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import get_args
 
 from gateway.errors import FAILURE_STATUS
+from gateway.pricing import UNITS
+from gateway.tables.core import QUANTITIES
 from tests.mutations import MUTATIONS
-from workers.contract.jobs import FailureCode
+from workers.contract.jobs import FailureCode, Usage
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,6 +39,13 @@ def test_the_agent_starts_where_neither_torch_nor_a_web_framework_is() -> None:
 def test_every_way_in_which_a_worker_fails_has_a_status() -> None:
     assert set(FAILURE_STATUS) == set(get_args(FailureCode))
     assert all(400 <= status < 500 for status in FAILURE_STATUS.values())
+
+
+def test_every_quantity_of_a_usage_has_a_unit_of_price_and_a_column() -> None:
+    measured = set(Usage.__struct_fields__) - {"attributes"}
+
+    assert measured == {"requests", *QUANTITIES}
+    assert len(UNITS) == len(measured)
 
 
 SOURCES = [

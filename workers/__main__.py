@@ -18,12 +18,11 @@ import click
 import msgspec
 import uvloop
 from pydantic import ValidationError
-from redis.asyncio import Redis
 
 from workers.agent.agent import Agent
 from workers.contract.blobs import Blobs
 from workers.contract.models import ModelSpec, read_specs
-from workers.contract.redis import connect
+from workers.contract.redis import QueueClient, connect
 from workers.engines import registry
 from workers.logs import configure_logging
 from workers.settings import WorkerSettings
@@ -70,8 +69,7 @@ def main(models: Sequence[str], **options: Any) -> None:
         settings = WorkerSettings(**given)
         specs = _choose(read_specs(settings.catalog), models)
         serve, unavailable = sort_specs(specs, settings, os.environ)
-        # One connection per model blocks waiting for work; the others are shared.
-        redis = connect(settings.queue_url, max_connections=len(serve) + 8)
+        redis = connect(settings.queue_url)
         blobs = Blobs(settings.blob_url) if settings.blob_url else None
     except (OSError, ValueError) as error:
         _refuse(error)
@@ -102,7 +100,7 @@ def sort_specs(
 
 async def _work(
     settings: WorkerSettings,
-    redis: Redis,
+    redis: QueueClient,
     blobs: Blobs | None,
     specs: Sequence[ModelSpec],
     unavailable: Mapping[str, str],

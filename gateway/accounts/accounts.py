@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, insert, or_, select, update
 
@@ -18,6 +18,7 @@ from gateway.pricing import format_usd
 from gateway.tables.core import accounts
 
 Status: TypeAlias = Literal["active", "suspended", "closed"]
+STATUSES: Final[tuple[Status, ...]] = get_args(Status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +150,8 @@ def change_account(
     if allowance_nanos is not None:
         changes["allowance_nanos"] = check_amount(allowance_nanos, "an allowance", least=0)
     if status is not None:
-        if status not in get_args(Status):
-            raise ValueError(f"unknown status {status!r}; use {', '.join(get_args(Status))}")
+        if status not in STATUSES:
+            raise ValueError(f"unknown status {status!r}; use {', '.join(STATUSES)}")
         changes["status"] = status
     if report_tz is not None:
         changes["report_tz"] = read_zone(report_tz).key
@@ -159,11 +160,31 @@ def change_account(
     return find_account(connection, account_id)
 
 
-def list_accounts(connection: Connection) -> list[Account]:
-    rows = connection.execute(
-        select(accounts).where(accounts.c.kind == "customer").order_by(accounts.c.id)
-    )
+def list_accounts(
+    connection: Connection,
+    *,
+    status: Status | None = None,
+    name: str | None = None,
+    limit: int | None = None,
+    after: int = 0,
+) -> list[Account]:
+    """List customer accounts in order of their numbers, those greater than ``after``.
+
+    ``name`` is the start of a name.
+    """
+    query = select(accounts).where(accounts.c.kind == "customer", accounts.c.id > after)
+    if status is not None:
+        query = query.where(accounts.c.status == status)
+    if name is not None:
+        query = query.where(accounts.c.name.startswith(name, autoescape=True))
+    rows = connection.execute(query.order_by(accounts.c.id).limit(limit))
     return [_account(row) for row in rows.mappings()]
+
+
+def account_names(connection: Connection, ids: Collection[int]) -> dict[int, str]:
+    """Return the names of accounts by their numbers."""
+    query = select(accounts.c.id, accounts.c.name).where(accounts.c.id.in_(sorted(ids)))
+    return {row.id: row.name for row in connection.execute(query)}
 
 
 def _account(row: RowMapping) -> Account:

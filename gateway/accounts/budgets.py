@@ -16,10 +16,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from sqlalchemy import (
     Connection,
     RowMapping,
+    bindparam,
     case,
     insert,
     select,
-    tuple_,
     update,
 )
 
@@ -27,12 +27,24 @@ from gateway.accounts.locks import lock_accounts
 from gateway.checks.decoding import ID_MAX
 from gateway.checks.entered import NAME_MAX, check_amount, check_text
 from gateway.pricing import NANOS_MAX
+from gateway.sql.statements import CompiledStatement, Row, any_of
 from gateway.tables.core import accounts, budget_windows, budgets, keys
 
 Window: TypeAlias = Literal["hour", "day", "month", "total"]
 WINDOWS: Final[tuple[Window, ...]] = get_args(Window)
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_IN_FORCE: Final = CompiledStatement(
+    select(budgets)
+    .where(any_of(budgets.c.account_id, "accounts"), budgets.c.ended_at.is_(None))
+    .order_by(budgets.c.id)
+)
+_WINDOW: Final = CompiledStatement(
+    select(budget_windows).where(
+        budget_windows.c.budget_id == bindparam("budget"),
+        budget_windows.c.starts_us == bindparam("starts"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +150,25 @@ def find_budget(connection: Connection, budget_id: int) -> Budget:
     return _budget(found)
 
 
-def list_budgets(connection: Connection, account_id: int | None = None) -> list[Budget]:
-    """List the budgets in force, of one account or of all."""
-    query = select(budgets).where(budgets.c.ended_at.is_(None)).order_by(budgets.c.id)
+def list_budgets(
+    connection: Connection,
+    account_id: int | None = None,
+    *,
+    key_id: int | None = None,
+    model: str | None = None,
+    limit: int | None = None,
+    after: int = 0,
+) -> list[Budget]:
+    """List the budgets in force in order of their numbers, those greater than ``after``; of one
+    account or of all."""
+    query = select(budgets).where(budgets.c.ended_at.is_(None), budgets.c.id > after)
     if account_id is not None:
         query = query.where(budgets.c.account_id == account_id)
+    if key_id is not None:
+        query = query.where(budgets.c.key_id == key_id)
+    if model is not None:
+        query = query.where(budgets.c.model == model)
+    query = query.order_by(budgets.c.id).limit(limit)
     return [_budget(row) for row in connection.execute(query).mappings()]
 
 
@@ -219,25 +245,18 @@ def budgets_in_force(
 ) -> dict[int, list[Budget]]:
     """Read the budgets in force of some accounts, by account."""
     found: dict[int, list[Budget]] = {}
-    query = (
-        select(budgets)
-        .where(budgets.c.account_id.in_(sorted(account_ids)), budgets.c.ended_at.is_(None))
-        .order_by(budgets.c.id)
-    )
-    for row in connection.execute(query).mappings():
-        found.setdefault(row["account_id"], []).append(_budget(row))
+    for row in _IN_FORCE.rows(connection, accounts=sorted(account_ids)):
+        found.setdefault(row["account_id"], []).append(Budget(**row))
     return found
 
 
 def read_windows(
     connection: Connection, wanted: Collection[tuple[int, int]]
-) -> dict[tuple[int, int], RowMapping]:
+) -> dict[tuple[int, int], Row]:
     """Read windows by (budget, start in µs); those without accepted requests are absent."""
-    if not wanted:
-        return {}
-    place = tuple_(budget_windows.c.budget_id, budget_windows.c.starts_us)
-    rows = connection.execute(select(budget_windows).where(place.in_(sorted(set(wanted)))))
-    return {(row["budget_id"], row["starts_us"]): row for row in rows.mappings()}
+    places = [{"budget": budget, "starts": starts} for budget, starts in sorted(set(wanted))]
+    rows = _WINDOW.first_each(connection, places)
+    return {(row["budget_id"], row["starts_us"]): row for row in rows if row is not None}
 
 
 def window_start(window: Window, tz: str, moment: datetime) -> datetime:

@@ -1,7 +1,7 @@
 """API keys: authenticate calls. A secret is displayed once; only its keyed hash is stored.
 
-A key has scopes, can expire or be revoked, and can be limited in requests, tokens and money. The
-spend limit is enforced by the ledger's transactions and by a CHECK of the key's row.
+A key has scopes, can expire or be revoked, and can be limited to models, and in requests, tokens
+and money. The spend limit is enforced by the ledger's transactions and by a CHECK of the key's row.
 """
 
 from __future__ import annotations
@@ -12,18 +12,44 @@ import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
-from sqlalchemy import Connection, RowMapping, bindparam, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    and_,
+    bindparam,
+    false,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from gateway.accounts.limits import LIMIT_MAX, Limit, key_limit, limits_of_key, read_limit
+from gateway.accounts.roles import Role
 from gateway.checks.decoding import ID_MAX, read_id
 from gateway.checks.entered import NAME_MAX, check_moment, check_text
-from gateway.errors import Unauthorized
+from gateway.errors import Forbidden, Unauthorized
 from gateway.tables.core import accounts, keys, rate_limits
 
 SCOPES: Final = ("inference", "read", "admin")
 PREFIX_LENGTH: Final = 10
+KeyStatus: TypeAlias = Literal["active", "expired", "revoked"]
+KEY_STATUSES: Final[tuple[KeyStatus, ...]] = get_args(KeyStatus)
+
+
+class KeyValues(TypedDict, total=False):
+    """Attributes of a key that can be changed; None removes a limit."""
+
+    name: str
+    expires_at: datetime | None
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    spend_limit_nanos: int | None
+    models: Collection[str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +70,52 @@ class KeyInfo:
     spend_limit_nanos: int | None
     spent_nanos: int
     held_nanos: int
+    models: frozenset[str] | None = None
+    """Models that it may use; None: all."""
+    replaces: int | None = None
+    """The key that it replaces."""
+    role: Role | None = None
+    """Role of an administrator's key; None without the scope ``admin``."""
     limits: tuple[Limit, ...] = ()
     """All limits that can cover its requests; read by ``authenticate`` only."""
+
+    def allows(self, model: str) -> bool:
+        return self.models is None or model in self.models
+
+    def check_model(self, model: str) -> None:
+        """Raise ``Forbidden`` if it may not use a model."""
+        if self.models is not None and model not in self.models:
+            raise Forbidden(
+                "model_not_allowed",
+                f"The API key {self.prefix}… may not use the model {model!r}, only "
+                f"{', '.join(sorted(self.models))}.",
+                param="model",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFilter:
+    """Keys to list; None is not filtered. ``name`` is the start of a name."""
+
+    account_id: int | None = None
+    status: KeyStatus | None = None
+    name: str | None = None
+
+    def conditions(self, now: datetime) -> list[ColumnElement[bool]]:
+        found: list[ColumnElement[bool]] = []
+        if self.account_id is not None:
+            found.append(keys.c.account_id == self.account_id)
+        if self.name is not None:
+            found.append(keys.c.name.startswith(self.name, autoescape=True))
+        if self.status is not None:
+            revoked = keys.c.revoked_at.is_not(None)
+            expired = and_(~revoked, func.coalesce(keys.c.expires_at <= now, false()))
+            found.append(
+                {"revoked": revoked, "expired": expired, "active": and_(~revoked, ~expired)}[
+                    self.status
+                ]
+            )
+        return found
 
 
 def create_key(
@@ -59,38 +129,44 @@ def create_key(
     requests_per_minute: int | None = None,
     tokens_per_minute: int | None = None,
     spend_limit_nanos: int | None = None,
+    models: Collection[str] | None = None,
+    replaces: int | None = None,
+    role: Role | None = None,
 ) -> tuple[str, KeyInfo]:
     """Create a key; return its secret, which is not stored, and the key.
 
-    Raise ``ValueError`` if a scope is unknown or none is given, a name or moment cannot be stored,
+    A key with the scope ``admin`` has a role, by default ``operator``. Raise ``ValueError`` if a
+    scope is unknown or none is given, another key has a role, a name or moment cannot be stored,
     or a limit is not positive.
     """
-    check_text(name, "the name of a key", longest=NAME_MAX)
-    if expires_at is not None:
-        expires_at = check_moment(expires_at, "the expiry of the key")
-    if not scopes:
-        raise ValueError(f"a key needs a scope; use {', '.join(SCOPES)}")
-    if unknown := set(scopes) - set(SCOPES):
-        raise ValueError(f"unknown scope {min(unknown)!r}; use {', '.join(SCOPES)}")
-    for limit in (requests_per_minute, tokens_per_minute):
-        if limit is not None and not 1 <= limit <= LIMIT_MAX:
-            raise ValueError(f"limit per minute is {limit}; it must be between 1 and {LIMIT_MAX}")
-    if spend_limit_nanos is not None and spend_limit_nanos < 0:
-        raise ValueError("a spend limit cannot be negative")
-    secret = ("tga_" if "admin" in scopes else "tg_") + secrets.token_urlsafe(30)
-    id = connection.execute(
-        insert(keys)
-        .values(
-            account_id=account_id,
+    values = check_values(
+        KeyValues(
             name=name,
-            prefix=secret[:PREFIX_LENGTH],
-            secret_hash=hash_secret(secret, pepper),
-            scopes=sorted(scopes),
-            created_at=datetime.now(UTC),
             expires_at=expires_at,
             requests_per_minute=requests_per_minute,
             tokens_per_minute=tokens_per_minute,
             spend_limit_nanos=spend_limit_nanos,
+            models=models,
+        )
+    )
+    if not scopes:
+        raise ValueError(f"a key needs a scope; use {', '.join(SCOPES)}")
+    if unknown := set(scopes) - set(SCOPES):
+        raise ValueError(f"unknown scope {min(unknown)!r}; use {', '.join(SCOPES)}")
+    if role is not None and "admin" not in scopes:
+        raise ValueError(f"only keys with the scope admin have a role, such as {role}")
+    secret = ("tga_" if "admin" in scopes else "tg_") + secrets.token_urlsafe(30)
+    id = connection.execute(
+        insert(keys)
+        .values(
+            **values,
+            account_id=account_id,
+            prefix=secret[:PREFIX_LENGTH],
+            secret_hash=hash_secret(secret, pepper),
+            scopes=sorted(scopes),
+            created_at=datetime.now(UTC),
+            replaces=replaces,
+            role=(role or "operator") if "admin" in scopes else None,
         )
         .returning(keys.c.id)
     ).scalar_one()
@@ -119,11 +195,47 @@ def unknown_key() -> Unauthorized:
     return Unauthorized("invalid_api_key", "Unknown API key.")
 
 
-def list_keys(connection: Connection, account_id: int | None = None) -> list[KeyInfo]:
-    query = _KEYS.order_by(keys.c.id)
-    if account_id is not None:
-        query = query.where(keys.c.account_id == account_id)
+def check_values(values: KeyValues) -> dict[str, Any]:
+    """Check attributes of a key, and return them as its row stores them.
+
+    Raise ``ValueError`` if a name, moment or number cannot be stored, or no model is named.
+    """
+    checked: dict[str, Any] = dict(values)
+    check_text(values.get("name", ""), "the name of a key", longest=NAME_MAX)
+    if (expires_at := values.get("expires_at")) is not None:
+        checked["expires_at"] = check_moment(expires_at, "the expiry of the key")
+    for limit in (values.get("requests_per_minute"), values.get("tokens_per_minute")):
+        if limit is not None and not 1 <= limit <= LIMIT_MAX:
+            raise ValueError(f"limit per minute is {limit}; it must be between 1 and {LIMIT_MAX}")
+    if (spend := values.get("spend_limit_nanos")) is not None and spend < 0:
+        raise ValueError("a spend limit cannot be negative")
+    if (models := values.get("models")) is not None:
+        if not models:
+            raise ValueError("a key that may use no model is useless; name one, or revoke the key")
+        checked["models"] = sorted(set(models))
+    return checked
+
+
+def list_keys(
+    connection: Connection, wanted: KeyFilter, *, limit: int | None = None, after: int = 0
+) -> list[KeyInfo]:
+    """List keys in order of their numbers, those greater than ``after``."""
+    conditions = wanted.conditions(datetime.now(UTC))
+    query = _KEYS.where(keys.c.id > after, *conditions).order_by(keys.c.id).limit(limit)
     return [_info(row) for row in connection.execute(query).mappings()]
+
+
+def status_of(key: KeyInfo, now: datetime) -> KeyStatus:
+    if key.revoked_at is not None:
+        return "revoked"
+    return "expired" if key.expires_at is not None and key.expires_at <= now else "active"
+
+
+def successors(connection: Connection, key_ids: Collection[int]) -> dict[int, int]:
+    """Return the newest key that replaces each of some keys; others are absent."""
+    query = select(keys.c.replaces, func.max(keys.c.id).label("id"))
+    query = query.where(keys.c.replaces.in_(sorted(key_ids))).group_by(keys.c.replaces)
+    return {row.replaces: row.id for row in connection.execute(query)}
 
 
 def find_key(connection: Connection, prefix_or_id: str) -> KeyInfo:
@@ -185,7 +297,8 @@ def _limits(rows: Sequence[RowMapping]) -> tuple[Limit, ...]:
         for row in rows
         if row["limit_account_id"] is not None
     ]
-    return (key_limit(dict(rows[0])), *found)
+    own = key_limit(dict(rows[0]))
+    return (own, *found) if own.requests_per_minute or own.tokens_per_minute else tuple(found)
 
 
 def _info(row: RowMapping) -> KeyInfo:
@@ -204,4 +317,7 @@ def _info(row: RowMapping) -> KeyInfo:
         spend_limit_nanos=row["spend_limit_nanos"],
         spent_nanos=row["spent_nanos"],
         held_nanos=row["held_nanos"],
+        models=None if row["models"] is None else frozenset(row["models"]),
+        replaces=row["replaces"],
+        role=row["role"],
     )

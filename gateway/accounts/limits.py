@@ -10,8 +10,8 @@ limits are rows of ``rate_limits``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
 from sqlalchemy import (
@@ -94,6 +94,29 @@ def remove_limit(
             return found
     whose = f"account {account_id}" + (f", key {key_id}" if key_id is not None else "")
     raise LookupError(f"no such limit: {whose}{f', model {model}' if model else ''}")
+
+
+def set_concurrent(
+    connection: Connection, account_id: int, key_id: int, concurrent_max: int | None
+) -> None:
+    """Set how many requests of a key can be queued or running, over all models; None: the default.
+
+    Raise ``LookupError`` if the account does not own the key.
+    """
+    lock_accounts(connection, [account_id])
+    known = [one for one in list_limits(connection, account_id) if one.key_id == key_id]
+    own = next((one for one in known if one.model is None), Limit(account_id, key_id))
+    _write(connection, replace(own, concurrent_max=concurrent_max))
+
+
+def concurrent_of(connection: Connection, key_ids: Collection[int]) -> dict[int, int]:
+    """Return the concurrency limits of keys over all models; keys without one are absent."""
+    query = select(rate_limits.c.key_id, rate_limits.c.concurrent_max).where(
+        rate_limits.c.key_id.in_(sorted(key_ids)),
+        rate_limits.c.model == "",
+        rate_limits.c.concurrent_max.is_not(None),
+    )
+    return {row.key_id: row.concurrent_max for row in connection.execute(query)}
 
 
 def list_limits(connection: Connection, account_id: int | None = None) -> list[Limit]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from sqlalchemy import Connection, RowMapping, bindparam, select
+from sqlalchemy import Connection, select
 
+from gateway.sql.statements import CompiledStatement, Row, any_of
 from gateway.tables.core import accounts
 
-_LOCK_ACCOUNTS: Final = (
+_LOCK_ACCOUNTS: Final = CompiledStatement(
     select(
         accounts.c.id,
         accounts.c.status,
@@ -23,13 +24,13 @@ _LOCK_ACCOUNTS: Final = (
         accounts.c.bounded,
         accounts.c.open_requests,
     )
-    .where(accounts.c.id.in_(bindparam("ids", expanding=True)))
+    .where(any_of(accounts.c.id, "ids"))
     .order_by(accounts.c.id)
-    .with_for_update()
+    # Rows that refer to an account can be inserted meanwhile.
+    .with_for_update(key_share=True)
 )
 
 
-def lock_accounts(connection: Connection, ids: Iterable[int]) -> dict[int, RowMapping]:
+def lock_accounts(connection: Connection, ids: Iterable[int]) -> dict[int, Row]:
     """Lock accounts in id order, which avoids deadlocks. Accounts that do not exist are absent."""
-    rows = connection.execute(_LOCK_ACCOUNTS, {"ids": sorted(ids)}).mappings()
-    return {row["id"]: row for row in rows}
+    return {row["id"]: row for row in _LOCK_ACCOUNTS.rows(connection, ids=sorted(ids))}

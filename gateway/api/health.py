@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Literal, NotRequired, TypedDict
 
 from litestar import Controller, Response, get
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.api.http.answers import json_response
 from gateway.api.http.guards import check_scraper
 from gateway.api.http.request import ApiRequest
-from gateway.billing.audit import last_audit
+from gateway.billing.reconciliation import last_reconciliation
 from gateway.catalog.availability import availability
-from gateway.metrics import RECONCILE_FINDINGS, RECONCILED_AT, REGISTRY
+from gateway.metrics import RECONCILE_FINDINGS, RECONCILED_AT, exposition
 from gateway.sql.outages import SQL_OUTAGE
 
 
@@ -95,8 +95,8 @@ class HealthController(Controller):
         request.services.requests.observe()
         await request.services.readiness.checks()
         with contextlib.suppress(*SQL_OUTAGE):
-            found = await request.services.database.read(last_audit)
+            found = await request.services.database.read(last_reconciliation)
             if found is not None:
                 RECONCILED_AT.set(found.finished_at.timestamp())
                 RECONCILE_FINDINGS.set(len(found.findings))
-        return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
+        return Response(exposition(), media_type=CONTENT_TYPE_LATEST)

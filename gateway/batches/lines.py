@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from typing import IO, Annotated, Any, Final, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.checks.decoding import decode_json
+from gateway.checks.strict import StrictModel
 from gateway.errors import InvalidRequest, RequestFailed, TollgateError, TooLarge, render_openai
 from gateway.ledger.closed import ClosedRequest
 from gateway.requests.ticket import raise_unless_succeeded
@@ -37,10 +38,8 @@ class BatchLine:
     text: bytes | None
 
 
-class LineBody(BaseModel):
+class LineBody(StrictModel):
     """The JSON of a line."""
-
-    model_config = ConfigDict(extra="forbid")
 
     custom_id: Annotated[str, Field(min_length=1, max_length=CUSTOM_ID_MAX)]
     method: Literal["POST"]

@@ -1,1 +1,1 @@
-"""Usage reports, exports, statements and audits, derived from the ledger's rows."""
+"""Usage reports, exports, statements and reconciliation, derived from the ledger's rows."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 from sqlalchemy import Connection
 
 from gateway.ledger.closed import UNITS
@@ -23,4 +23,4 @@ def charged_lines(connection: Connection, row: Any, prices: PriceCache) -> Itera
     for line in itemized(connection, row["request_id"], price, usage, prices):
         amount = min(line.amount_nanos, left)
         left -= amount
-        yield replace(line, amount_nanos=amount)
+        yield msgspec.structs.replace(line, amount_nanos=amount)

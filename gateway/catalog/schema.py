@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -27,6 +26,7 @@ from pydantic import (
 from gateway.catalog import rules
 from gateway.catalog.tasks import Task
 from gateway.catalog.workflow import Workflow
+from gateway.checks.strict import StrictModel
 from gateway.pricing import Component, Price, Unit, parse_usd
 
 Engine: TypeAlias = Literal[
@@ -98,8 +98,8 @@ def _condition(name: str) -> str:
     return name
 
 
-class CatalogModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class CatalogModel(StrictModel):
+    model_config = ConfigDict(frozen=True)
 
 
 class PriceLine(CatalogModel):

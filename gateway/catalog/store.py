@@ -24,6 +24,7 @@ from sqlalchemy.exc import IntegrityError, NoResultFound
 
 from gateway import metrics
 from gateway.aside import Aside
+from gateway.audit_log import Author, record
 from gateway.catalog.batch_prices import BatchPrice, PriceSchedule, PriceStart, due
 from gateway.catalog.loader import CatalogError, CatalogProblem, load_catalog
 from gateway.catalog.schema import Catalog, CatalogEntry
@@ -91,6 +92,8 @@ class LiveCatalog:
         self._unreadable: set[int] = set()
         self._read_at = -NOTICE_S
         self._aside = Aside(database)
+        self.names_ever: tuple[str, ...] = ()
+        """Models that are or were on sale; their requests can still be running."""
         self.prices: PriceCache = {}
         """All price rows that this process has read; rows are immutable."""
 
@@ -98,15 +101,15 @@ class LiveCatalog:
     async def open(cls, path: Path, database: Database) -> Self:
         """Read the catalog and put its prices in force. Raise ``CatalogError`` or ``OSError``."""
         live = cls(path, database)
-        await live._put_on_sale(load_catalog(path))
+        await live._put_on_sale(load_catalog(path), None)
         # Putting prices in force can take longer than they are valid without a refresh.
         await live.refresh()
         return live
 
-    async def reload(self) -> tuple[CatalogProblem, ...]:
+    async def reload(self, author: Author) -> tuple[CatalogProblem, ...]:
         """Read the file again. If it has problems, change nothing and return them.
 
-        When this returns, changed prices are in force.
+        When this returns, changed prices are in force, and the act of ``author`` is recorded.
         """
         async with self._reloading:
             try:
@@ -117,7 +120,7 @@ class LiveCatalog:
                 return (
                     CatalogProblem(str(self._path), 1, 1, "", f"cannot be read: {error.strerror}"),
                 )
-            await self._put_on_sale(catalog)
+            await self._put_on_sale(catalog, author)
             return ()
 
     async def keep_fresh(self, beat: Beat = no_beat) -> None:
@@ -196,10 +199,6 @@ class LiveCatalog:
         """Return the models on sale."""
         return tuple(self._entries)
 
-    def names_ever(self) -> tuple[str, ...]:
-        """Return the models that are or were on sale; their requests can still be running."""
-        return tuple(dict.fromkeys([*self._entries, *(model for model, _ in self._terms.schedule)]))
-
     def on_sale_since(self, name: str) -> int:
         """Return the Unix time of a model's first price."""
         return int(self._terms.schedule[name, LIST][0].starts_at.timestamp())
@@ -210,17 +209,27 @@ class LiveCatalog:
         starts = [each.starts_at for each in self._terms.schedule[name, LIST]]
         return int(max((at for at in starts if at <= now), default=starts[0]).timestamp())
 
-    async def _put_on_sale(self, catalog: Catalog) -> None:
+    async def _put_on_sale(self, catalog: Catalog, author: Author | None) -> None:
+        """Put the catalog's prices in force. Without an author, a change is the gateway's act."""
         notice = timedelta(seconds=NOTICE_ALONE_S if self._alone else NOTICE_S)
 
         def write(connection: Connection) -> tuple[datetime, Terms, BatchPrices]:
             now = datetime.now(UTC)
             sold = set(connection.execute(select(price_periods.c.model).distinct()).scalars())
+            version = read_version(connection)
+            changed: list[str] = []
             # In a fixed order, so that gateways that start together cannot deadlock.
             for entry in sorted(catalog.models, key=lambda entry: entry.name):
                 starts_at = now + notice if entry.name in sold else now
                 put_in_force(connection, entry.name, entry.selling_price, starts_at)
                 put_discount_in_force(connection, entry.name, entry.discount, starts_at)
+                if (latest := read_version(connection)) != version:
+                    version = latest
+                    changed.append(entry.name)
+            if author is not None or changed:
+                after = {"models": len(catalog.models), "changed": changed}
+                by = author or Author("start of a gateway", "system")
+                record(connection, by, "catalog.load", "catalog", after=after)
             terms = self._read(connection)
             return now, terms, self._make(connection, terms)
 
@@ -238,6 +247,7 @@ class LiveCatalog:
         await asyncio.sleep(max(max(ahead).total_seconds(), 0))
         self._entries = {entry.name: entry for entry in catalog.models}
         self._aliases = {alias: entry.name for entry in catalog.models for alias in entry.aliases}
+        self._name_models()
 
     async def _write(self, function: Callable[[Connection], T]) -> T:
         for _ in range(1, ATTEMPTS):
@@ -250,7 +260,12 @@ class LiveCatalog:
         """Use terms that were read at ``started``, unless a later version was read meanwhile."""
         if terms.version >= self._terms.version:
             self._terms = terms
+            self._name_models()
         self._read_at = max(self._read_at, started)
+
+    def _name_models(self) -> None:
+        models = (*self._entries, *(model for model, _ in self._terms.schedule))
+        self.names_ever = tuple(dict.fromkeys(models))
 
     def _read_new(self, connection: Connection) -> tuple[Terms, bool]:
         """Return the current terms, and whether their batch prices are incomplete."""
@@ -332,12 +347,15 @@ class LiveCatalog:
         return found[0]
 
     def _price_id(self, name: str, now: datetime, account_id: int) -> int | None:
-        own = self._in_force((name, account_id), now) if account_id != LIST else None
-        return own if own is not None else self._in_force((name, LIST), now)
+        own = (name, account_id)
+        price_id = self._in_force(own, now) if own in self._terms.schedule else None
+        return price_id if price_id is not None else self._in_force((name, LIST), now)
 
     def _in_force(self, place: tuple[str, int], now: datetime) -> int | None:
-        starts = self._terms.schedule.get(place, ())
-        return next((each.price_id for each in reversed(starts) if each.starts_at <= now), None)
+        for starts_at, price_id in reversed(self._terms.schedule.get(place, ())):
+            if starts_at <= now:
+                return price_id
+        return None
 
     def _at_price(self, entry: CatalogEntry, now: datetime, account_id: int) -> CatalogEntry:
         price_id = self._price_id(entry.name, now, account_id)

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StringConstraints
+from pydantic import ConfigDict, Field, StrictBool, StrictInt, StringConstraints
 
 from gateway.catalog.tasks import TASKS, Modality, Task
+from gateway.checks.strict import StrictModel
 
 if TYPE_CHECKING:
     from gateway.catalog.schema import CatalogEntry
@@ -54,8 +55,8 @@ _NAME: Final = re.compile(
 _WHEN: Final = re.compile(r"(?P<absent>not )?inputs\.(?P<input>[a-z][a-z0-9_]*)")
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class _Strict(StrictModel):
+    model_config = ConfigDict(frozen=True)
 
 
 class WorkflowInput(_Strict):

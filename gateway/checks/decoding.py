@@ -14,7 +14,8 @@ from gateway.errors import InvalidRequest
 
 ID_MAX: Final = 2**63 - 1
 """Largest id of a row in SQL."""
-_ESCAPED: Final = b"\\u0000"
+ESCAPED_NULL: Final = b"\\u0000"
+"""What a JSON body with U+0000 in a string contains."""
 
 
 def decode_json(body: bytes | str) -> Any:
@@ -36,7 +37,7 @@ def refuse_null(body: bytes, value: Any) -> None:
 
     JSON can contain it only as an escape, so a body without the escape is not traversed.
     """
-    if _ESCAPED not in body:
+    if ESCAPED_NULL not in body:
         return
     waiting: list[tuple[str, Any]] = [("", value)]
     while waiting:

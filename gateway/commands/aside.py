@@ -7,7 +7,16 @@ from typing import Final
 import click
 
 from gateway.aside import KINDS, Kind
-from gateway.commands.terminal import columns, example, json_option, perform, print_views, snapshot
+from gateway.commands.terminal import (
+    actor_option,
+    audit_reason_option,
+    columns,
+    example,
+    json_option,
+    look_up,
+    perform,
+    print_views,
+)
 from gateway.operations.set_aside import list_all, release, retry
 
 LIST_MAX: Final = 1000
@@ -25,14 +34,14 @@ def aside() -> None:
 @json_option
 def aside_list(as_json: bool) -> None:
     """List the rows that are set aside, with the reason, newest first."""
-    with snapshot() as connection:
-        found = list_all(connection, limit=LIST_MAX)
-    print_views(found, ROW, as_json)
+    print_views(look_up(list_all, limit=LIST_MAX), ROW, as_json)
 
 
 @aside.command("retry", epilog=example("tollgate aside retry batch batch_0199…"))
 @kind_argument
 @click.argument("name")
+@audit_reason_option
+@actor_option
 def aside_retry(kind: Kind, name: str) -> None:
     """Retry a row soon, for example after an upgrade."""
     perform(retry, kind, name)
@@ -42,6 +51,8 @@ def aside_retry(kind: Kind, name: str) -> None:
 @aside.command("release", epilog=example("tollgate aside release request req_0199…"))
 @kind_argument
 @click.argument("name")
+@audit_reason_option
+@actor_option
 def aside_release(kind: Kind, name: str) -> None:
     """Close a row as failed. A request is not charged, and its hold is released."""
     perform(release, kind, name)

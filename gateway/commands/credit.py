@@ -60,10 +60,10 @@ def credit() -> None:
 )
 @actor_option
 @json_option
-def credit_add(account_name: str, actor: str, as_json: bool, **entered: Any) -> None:
+def credit_add(account_name: str, as_json: bool, **entered: Any) -> None:
     """Add credit to an account: paid (topup) or given (grant)."""
     body = read_body(CreditBody, entered)
-    made = perform(operations.add, account_name, body, actor=actor)
+    made = perform(operations.add, account_name, body)
     print_views([made], TRANSFER, as_json)
 
 
@@ -76,10 +76,10 @@ def credit_add(account_name: str, actor: str, as_json: bool, **entered: Any) -> 
 @reason_option
 @actor_option
 @json_option
-def credit_refund(request_id: str, actor: str, as_json: bool, **entered: Any) -> None:
+def credit_refund(request_id: str, as_json: bool, **entered: Any) -> None:
     """Refund a request's charge, in full or in part."""
     body = read_body(RefundBody, entered)
-    made = perform(operations.refund, request_id, body, actor=actor)
+    made = perform(operations.refund, request_id, body)
     print_views([made], TRANSFER, as_json)
 
 
@@ -97,10 +97,10 @@ def credit_refund(request_id: str, actor: str, as_json: bool, **entered: Any) ->
 @reason_option
 @actor_option
 @json_option
-def credit_chargeback(account_name: str, actor: str, as_json: bool, **entered: Any) -> None:
+def credit_chargeback(account_name: str, as_json: bool, **entered: Any) -> None:
     """Reverse a payment. What is already spent becomes a debt and suspends the account."""
     body = read_body(ChargebackBody, entered)
-    made = perform(operations.charge_back, account_name, body, actor=actor)
+    made = perform(operations.charge_back, account_name, body)
     print_views([made], TRANSFER, as_json)
 
 

@@ -5,21 +5,24 @@ from __future__ import annotations
 from typing import Any, Final
 
 import click
-from sqlalchemy import Connection
 
 from gateway.accounts.budgets import WINDOWS
 from gateway.accounts.keys import find_key
 from gateway.accounts.limits import LIMIT_MAX
 from gateway.commands.terminal import (
     Usd,
+    actor_option,
+    audit_reason_option,
     columns,
     example,
     json_option,
+    look_up,
+    page_options,
     perform,
+    print_page,
     print_views,
     read_body,
     read_settings,
-    transaction,
 )
 from gateway.operations import budgets, limits, storage
 from gateway.operations.budgets import BudgetBody, BudgetChange
@@ -62,27 +65,33 @@ def budget() -> None:
 @click.option("--soft", is_flag=True, help="Report overspending, but accept requests.")
 @click.option("--tz", metavar="ZONE", help="Time zone of its days.  [default: the account's]")
 @click.option("--name", default="", help="Purpose of the budget.")
+@audit_reason_option
+@actor_option
 @json_option
 def budget_create(key: str | None, soft: bool, as_json: bool, **entered: Any) -> None:
     """Create a budget. Earlier spending does not count against it."""
-    with transaction() as connection:
-        entered |= {"key": _key_id(connection, key), "hard": not soft}
-        made = budgets.create(connection, read_body(BudgetBody, entered))
+    entered |= {"key": _key_id(key), "hard": not soft}
+    made = perform(budgets.create, read_body(BudgetBody, entered))
     print_views([made], BUDGET, as_json)
 
 
 @budget.command("list", epilog=example("tollgate budget list acme"))
 @any_account_argument
+@key_option
+@model_option
+@page_options
 @json_option
-def budget_list(account: str | None, as_json: bool) -> None:
-    """List the budgets in force and their use, of one account or of all."""
-    print_views(perform(budgets.list_all, account), BUDGET, as_json)
+def budget_list(key: str | None, as_json: bool, **entered: Any) -> None:
+    """List the budgets in force and their use, in order of their numbers."""
+    print_page(look_up(budgets.list_page, key=_key_id(key), **entered), BUDGET, as_json)
 
 
 @budget.command("set", epilog=example("tollgate budget set 3 --limit 40"))
 @click.argument("budget_id", type=int, metavar="ID")
 @click.option("--limit", type=Usd(), help="New limit in USD.")
 @click.option("--hard/--soft", default=None, help="Refuse requests, or only report overspending.")
+@audit_reason_option
+@actor_option
 @json_option
 def budget_set(budget_id: int, as_json: bool, **entered: Any) -> None:
     """Change a budget, from the next request on."""
@@ -94,6 +103,8 @@ def budget_set(budget_id: int, as_json: bool, **entered: Any) -> None:
 
 @budget.command("end", epilog=example("tollgate budget end 3"))
 @click.argument("budget_id", type=int, metavar="ID")
+@audit_reason_option
+@actor_option
 @json_option
 def budget_end(budget_id: int, as_json: bool) -> None:
     """End a budget."""
@@ -123,12 +134,13 @@ def limit() -> None:
     type=number,
     help="Maximum device time of cancelled, uncharged work of the account, in seconds.",
 )
+@audit_reason_option
+@actor_option
 @json_option
 def limit_set(key: str | None, as_json: bool, **entered: Any) -> None:
     """Create a limit, or replace that of the same account, key and model; in force within 10 s."""
-    with transaction() as connection:
-        entered["key"] = _key_id(connection, key)
-        made = limits.put(connection, read_body(RateLimitBody, entered))
+    entered["key"] = _key_id(key)
+    made = perform(limits.put, read_body(RateLimitBody, entered))
     print_views([made], LIMIT, as_json)
 
 
@@ -137,19 +149,19 @@ def limit_set(key: str | None, as_json: bool, **entered: Any) -> None:
 @json_option
 def limit_list(account: str | None, as_json: bool) -> None:
     """List limits, of one account or of all."""
-    print_views(perform(limits.list_all, account), LIMIT, as_json)
+    print_views(look_up(limits.list_all, account), LIMIT, as_json)
 
 
 @limit.command("remove", epilog=example("tollgate limit remove acme --model pocket-chat"))
 @account_argument
 @key_option
 @model_option
+@audit_reason_option
+@actor_option
 @json_option
 def limit_remove(account: str, key: str | None, model: str | None, as_json: bool) -> None:
     """Remove a limit."""
-    with transaction() as connection:
-        key_id = _key_id(connection, key)
-        removed = limits.remove(connection, account, key=key_id, model=model)
+    removed = perform(limits.remove, account, key=_key_id(key), model=model)
     print_views([removed], LIMIT, as_json)
 
 
@@ -159,6 +171,8 @@ def limit_remove(account: str, key: str | None, model: str | None, as_json: bool
 @account_argument
 @click.option("--files", type=click.IntRange(min=0), help="Maximum number of files.")
 @click.option("--bytes", type=click.IntRange(min=0), help="Maximum size of all files, in bytes.")
+@audit_reason_option
+@actor_option
 @json_option
 def limit_storage(as_json: bool, **entered: Any) -> None:
     """Set the storage of an account; a limit that is omitted is the installation's."""
@@ -166,5 +180,5 @@ def limit_storage(as_json: bool, **entered: Any) -> None:
     print_views([perform(storage.put, body, read_settings())], STORAGE, as_json)
 
 
-def _key_id(connection: Connection, prefix_or_id: str | None) -> int | None:
-    return None if prefix_or_id is None else find_key(connection, prefix_or_id).id
+def _key_id(prefix_or_id: str | None) -> int | None:
+    return None if prefix_or_id is None else look_up(find_key, prefix_or_id).id

@@ -8,14 +8,16 @@ from typing import Any, Final
 import click
 
 from gateway.accounts.accounts import find_account
-from gateway.billing.statements.close import ALL_ACCOUNTS, set_rebates
 from gateway.billing.statements.statement import statement
 from gateway.commands.terminal import (
     Usd,
     actor_option,
+    audit_reason_option,
     columns,
+    command_author,
     example,
     json_option,
+    look_up,
     open_database,
     perform,
     print_json,
@@ -25,9 +27,8 @@ from gateway.commands.terminal import (
     read_settings,
     refuse,
     snapshot,
-    transaction,
 )
-from gateway.operations import invoices, periods
+from gateway.operations import invoices, periods, rebates
 from gateway.operations.invoices import PAGE_FORMATS, CreditNoteBody
 from gateway.pricing import parse_usd
 
@@ -45,9 +46,7 @@ def period() -> None:
 @json_option
 def period_list(as_json: bool) -> None:
     """List months, with the digests of those that are closed."""
-    with snapshot() as connection:
-        found = periods.list_all(connection)
-    print_views(found, PERIOD, as_json)
+    print_views(look_up(periods.list_all), PERIOD, as_json)
 
 
 @period.command(
@@ -58,13 +57,14 @@ def period_list(as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Print its invoices and rebates; write nothing.")
 @actor_option
 @json_option
-def period_close(month: str, dry_run: bool, actor: str, as_json: bool) -> None:
+def period_close(month: str, dry_run: bool, as_json: bool) -> None:
     """Close a month that has ended: seal it, give rebates, write invoices."""
     if dry_run:
         _rehearse(month, as_json)
         return
+    author = command_author()
     with open_database(read_settings()) as database:
-        closed = periods.close(database, month, actor=actor)
+        closed = periods.close(database, author, month)
     print_views([closed], PERIOD, as_json)
 
 
@@ -72,8 +72,7 @@ def period_close(month: str, dry_run: bool, actor: str, as_json: bool) -> None:
 @click.argument("month", metavar="YYYY-MM")
 def period_verify(month: str) -> None:
     """Check a closed month against its digest; exit with 1 if it has changed."""
-    with snapshot() as connection:
-        verified = periods.verify(connection, month)
+    verified = look_up(periods.verify, month)
     if verified["changed"]:
         refuse(f"{month} has changed since it was closed")
     click.echo(f"{month} has not changed since it was closed")
@@ -89,9 +88,7 @@ def invoice() -> None:
 @json_option
 def invoice_list(account: str | None, as_json: bool) -> None:
     """List invoices and credit notes, of one account or of all."""
-    with snapshot() as connection:
-        found = invoices.list_all(connection, account)
-    print_views(found, INVOICE, as_json)
+    print_views(look_up(invoices.list_all, account), INVOICE, as_json)
 
 
 @invoice.command(
@@ -102,10 +99,10 @@ def invoice_list(account: str | None, as_json: bool) -> None:
 @click.option("--reason", required=True, help="Reason, printed on the credit note.")
 @actor_option
 @json_option
-def invoice_credit(number: str, actor: str, as_json: bool, **entered: Any) -> None:
+def invoice_credit(number: str, as_json: bool, **entered: Any) -> None:
     """Give back part of an invoice by a credit note."""
     body = read_body(CreditNoteBody, entered)
-    made = perform(invoices.credit, number, body, actor=actor)
+    made = perform(invoices.credit, number, body)
     print_views([made], INVOICE, as_json)
 
 
@@ -140,14 +137,14 @@ def rebate() -> None:
 )
 @click.argument("account_name", metavar="ACCOUNT|all")
 @click.argument("tiers", nargs=-1, metavar="[USD=PERCENT]...")
+@audit_reason_option
+@actor_option
 def rebate_set(account_name: str, tiers: tuple[str, ...]) -> None:
     """Replace the tiers: the percentage credited of a month's spending beyond an amount."""
     read = dict(_tier(text) for text in tiers)
     if len(read) < len(tiers):
         raise ValueError("two tiers start at the same amount")
-    with transaction() as connection:
-        owner = ALL_ACCOUNTS if account_name == "all" else find_account(connection, account_name).id
-        set_rebates(connection, owner, read)
+    perform(rebates.put, None if account_name == "all" else account_name, read)
     click.echo(f"{len(read)} tiers")
 
 
@@ -166,8 +163,7 @@ def _tier(text: str) -> tuple[int, int]:
 
 
 def _rehearse(month: str, as_json: bool) -> None:
-    with snapshot() as connection:
-        made = periods.rehearse(connection, month)
+    made = look_up(periods.rehearse, month)
     if as_json:
         print_json(made)
         return

@@ -20,6 +20,7 @@ from gateway.commands.terminal import (
     actor_option,
     example,
     json_option,
+    look_up,
     perform,
     print_rows,
     print_views,
@@ -74,7 +75,7 @@ def price() -> None:
 @actor_option
 @json_option
 def price_set(
-    components: tuple[str, ...], file: Path | None, actor: str, as_json: bool, **entered: Any
+    components: tuple[str, ...], file: Path | None, as_json: bool, **entered: Any
 ) -> None:
     """Put a price in force, for all accounts or for one."""
     if (file is None) == (not components):
@@ -85,7 +86,7 @@ def price_set(
         {**entered, "minimum": entered["minimum"] or offer.get("minimum"), "price": offer["price"]},
     )
     made = prices.read(_entry(body.model), body.price, body.minimum)
-    print_views([perform(prices.put, body, made, actor=actor)], _row, as_json)
+    print_views([perform(prices.put, body, made)], _row, as_json)
 
 
 @price.command(
@@ -97,10 +98,10 @@ def price_set(
 @reason_option
 @actor_option
 @json_option
-def price_end(actor: str, as_json: bool, **entered: Any) -> None:
+def price_end(as_json: bool, **entered: Any) -> None:
     """End an account's own price; the list price applies again."""
     body = read_body(PriceBody, entered)
-    print_views([perform(prices.put, body, None, actor=actor)], _row, as_json)
+    print_views([perform(prices.put, body, None)], _row, as_json)
 
 
 @price.command(
@@ -117,10 +118,10 @@ def price_end(actor: str, as_json: bool, **entered: Any) -> None:
 @reason_option
 @actor_option
 @json_option
-def price_cancel(actor: str, as_json: bool, **entered: Any) -> None:
+def price_cancel(as_json: bool, **entered: Any) -> None:
     """Cancel a price, or the end of one, that begins more than 10 seconds from now."""
     body = read_body(PriceCancelBody, entered)
-    print_views([perform(prices.cancel, body, actor=actor, cache={})], _row, as_json)
+    print_views([perform(prices.cancel, body, cache={})], _row, as_json)
 
 
 @price.command("list", epilog=example("tollgate catalog price list pocket-chat --account acme"))
@@ -129,8 +130,7 @@ def price_cancel(actor: str, as_json: bool, **entered: Any) -> None:
 @json_option
 def price_list(model: str | None, account: str | None, as_json: bool) -> None:
     """List every price that was, is or will be in force, and those that were cancelled."""
-    with snapshot() as connection:
-        found = prices.list_all(connection, model=model, account=account, cache={})
+    found = look_up(prices.list_all, model=model, account=account, cache={})
     print_views(found, _row, as_json)
 
 

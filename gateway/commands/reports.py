@@ -11,12 +11,20 @@ import click
 import msgspec
 
 from gateway.accounts.accounts import find_account
-from gateway.billing.audit import audit
 from gateway.billing.entries import LedgerEntry, entries
 from gateway.billing.exports.footer import Footer, Format, Profile, encode_footer
+from gateway.billing.reconciliation import check_books
 from gateway.billing.usage.report import Filters, Group, read_dimensions, read_span, total, usage
-from gateway.billing.usage.rollups import rebuild
-from gateway.commands.terminal import example, json_option, print_rows, snapshot, transaction
+from gateway.commands.terminal import (
+    actor_option,
+    audit_reason_option,
+    example,
+    json_option,
+    perform,
+    print_rows,
+    snapshot,
+)
+from gateway.operations import ledger
 from gateway.pricing import format_usd
 
 
@@ -88,7 +96,7 @@ def export_command(
     """Write every charge and refund of an account to a file, and its footer to another."""
     # Imported here because importing pyarrow takes long, and no other command needs it.
     from gateway.billing.exports.files import export
-    from gateway.billing.exports.native import connection_reader
+    from gateway.billing.exports.pages import connection_reader
 
     footer = Footer()
     with snapshot() as connection, open(output, "wb") as file:
@@ -128,15 +136,16 @@ def ledger_command(account_name: str, limit: int, kind: str | None, as_json: boo
     "reconcile", epilog=example("tollgate reconcile --json", "tollgate reconcile --rebuild")
 )
 @click.option("--rebuild", "rebuild_sums", is_flag=True, help="Rebuild the hourly sums first.")
+@audit_reason_option
+@actor_option
 @json_option
 def reconcile_command(rebuild_sums: bool, as_json: bool) -> None:
     """Reconcile the ledger and report what differs; exit with 1 if anything does."""
     differing = []
     if rebuild_sums:
-        with transaction() as connection:
-            differing = rebuild(connection)
+        differing = perform(ledger.rebuild_rollups)
     with snapshot() as connection:
-        findings = audit(connection, now=datetime.now(UTC))
+        findings = check_books(connection, now=datetime.now(UTC))
     if as_json:
         click.echo(msgspec.json.encode([asdict(finding) for finding in findings]).decode())
     else:

@@ -10,13 +10,14 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import getitem
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, NoReturn, ParamSpec, TypeVar
 
 import click
 import msgspec
 from pydantic import BaseModel, ValidationError
 from sqlalchemy import Connection
 
+from gateway.audit_log import Author
 from gateway.pricing import parse_usd
 from gateway.settings import Settings
 from gateway.sql.database import Database, schema_is_current
@@ -24,10 +25,34 @@ from gateway.tasks.mistakes import invalid_field
 
 P = ParamSpec("P")
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 Body = TypeVar("Body", bound=BaseModel)
 
+_ACTOR: Final = "tollgate.actor"
+_REASON: Final = "tollgate.reason"
+
+
+def _keep(name: str) -> Callable[[click.Context, click.Parameter, str], None]:
+    """Return a callback that keeps an option's value for ``perform``."""
+    return lambda ctx, param, value: ctx.meta.update({name: value})
+
+
 actor_option = click.option(
-    "--actor", default="operator", show_default=True, help="Name recorded as the author."
+    "--actor",
+    default="operator",
+    envvar="TOLLGATE_ACTOR",
+    show_default=True,
+    expose_value=False,
+    callback=_keep(_ACTOR),
+    help="Name recorded as the author.",
+)
+"""Option of every command that changes something; ``perform`` reads it."""
+audit_reason_option = click.option(
+    "--reason",
+    default="",
+    expose_value=False,
+    callback=_keep(_REASON),
+    help="Reason, recorded in the audit log.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -43,6 +68,24 @@ class Usd(click.ParamType[str]):
         except ValueError as error:
             self.fail(str(error), param, ctx)
         return str(value)
+
+
+class Clear:
+    """The value ``none`` of an option, which removes a limit."""
+
+
+CLEAR: Final = Clear()
+
+
+class OrNone(click.ParamType[Any]):
+    """Type of an option that also accepts ``none``."""
+
+    def __init__(self, value: click.ParamType[Any]) -> None:
+        self._value = value
+        self.name = f"{value.name}|none"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return CLEAR if value == "none" else self._value.convert(value, param, ctx)
 
 
 class UtcTime(click.DateTime):
@@ -65,6 +108,19 @@ class Commands(click.Group):
                 f"{error.option_name} is not an option, and amounts cannot be negative",
                 ctx=error.ctx,
             ) from None
+
+
+def page_options(command: F) -> F:
+    """Add the options of a list in pages."""
+    limit = click.option(
+        "--limit",
+        type=click.IntRange(1, 100_000),
+        default=1000,
+        show_default=True,
+        help="Number of rows.",
+    )
+    after = click.option("--after", "cursor", metavar="ID", help="Only rows after this one.")
+    return limit(after(command))
 
 
 def example(*lines: str) -> str:
@@ -102,22 +158,45 @@ def snapshot() -> Iterator[Connection]:
         yield connection
 
 
+def command_author() -> Author:
+    """Return the author of the running command, which has the option ``--actor``."""
+    entered = click.get_current_context().meta
+    return Author(entered[_ACTOR], "cli", reason=entered.get(_REASON, ""))
+
+
 def perform(
+    operation: Callable[Concatenate[Connection, Author, P], T],
+    /,
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> T:
+    """Run an operation in one transaction, as an act of the command's author."""
+    author = command_author()
+    with transaction() as connection:
+        return operation(connection, author, *args, **kwargs)
+
+
+def look_up(
     operation: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Run an operation in one transaction."""
-    with transaction() as connection:
+    """Run an operation that reads, on one snapshot."""
+    with snapshot() as connection:
         return operation(connection, *args, **kwargs)
 
 
 def read_body(kind: type[Body], entered: Mapping[str, Any]) -> Body:
-    """Build an operation's body from options. Options that were not given keep its defaults.
+    """Build an operation's body from options. Options that were not given keep its defaults, and
+    ``none`` becomes null.
 
     Raise ``InvalidRequest``.
     """
     try:
         return kind.model_validate(
-            {name: value for name, value in entered.items() if value not in (None, ())}
+            {
+                name: None if value is CLEAR else value
+                for name, value in entered.items()
+                if value not in (None, ())
+            }
         )
     except ValidationError as error:
         raise invalid_field(error.errors(include_url=False)) from None
@@ -137,6 +216,18 @@ def print_views(
         print_json(views)
     else:
         print_rows(views, row, False)
+
+
+def print_page(
+    page: tuple[Sequence[Mapping[str, Any]], str | None],
+    row: Callable[[Any], dict[str, Any]],
+    as_json: bool,
+) -> None:
+    """Print a page of views and, if there are more, on standard error how to continue."""
+    views, cursor = page
+    print_views(views, row, as_json)
+    if cursor is not None:
+        click.echo(f"there are more: continue with --after {cursor}", err=True)
 
 
 def print_json(value: object) -> None:

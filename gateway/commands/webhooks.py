@@ -7,7 +7,15 @@ from typing import Any, get_args
 
 import click
 
-from gateway.commands.terminal import example, json_option, perform, print_views, transaction
+from gateway.commands.terminal import (
+    actor_option,
+    audit_reason_option,
+    example,
+    json_option,
+    perform,
+    print_views,
+    snapshot,
+)
 from gateway.operations import webhooks
 from gateway.operations.accounts import owner_id
 from gateway.webhooks.deliveries import Status
@@ -30,13 +38,15 @@ def webhook() -> None:
 @json_option
 def webhook_list(account: str | None, as_json: bool, **choice: Any) -> None:
     """List deliveries, newest request first, of one account or of all."""
-    with transaction() as connection:
+    with snapshot() as connection:
         found = webhooks.deliveries(connection, owner_id(connection, account), **choice)
     print_views(found, _row, as_json)
 
 
 @webhook.command("resend", epilog=example("tollgate webhook resend req_…"))
 @click.argument("request_id", metavar="REQUEST")
+@audit_reason_option
+@actor_option
 @json_option
 def webhook_resend(request_id: str, as_json: bool) -> None:
     """Start a new series of attempts, whatever the result of the last one."""

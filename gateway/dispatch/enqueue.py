@@ -6,7 +6,6 @@ request again if its enqueue was lost or in doubt.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Literal, TypeAlias
 
@@ -15,6 +14,7 @@ from redis.asyncio import Redis
 from gateway.group_commit import GroupCommit
 from gateway.settings import Settings
 from gateway.tasks.registry import estimate_cost_s
+from gateway.time_limit import TimeLimit
 from workers.contract.jobs import Job, RequestId
 from workers.contract.queue import Enqueued, Queue, QueueEntry
 
@@ -45,6 +45,7 @@ class Dispatch:
         self._settings = settings
         self._weight = weights(settings)
         self._queues: dict[str, Queue] = {}
+        self._limit = TimeLimit(PATIENCE_S)
         self._groups: dict[str, GroupCommit[QueueEntry, Enqueued]] = {}
 
     def queue(self, model: str) -> Queue:
@@ -59,12 +60,13 @@ class Dispatch:
         """
         if model not in self._groups:
             self._groups[model] = GroupCommit(self._batch(model))
-        async with asyncio.timeout(PATIENCE_S):
-            return (await self._groups[model].submit(entry)).status
+        return (await self._limit.apply(self._groups[model].submit(entry))).status
 
     def _batch(self, model: str) -> Callable[[Sequence[QueueEntry]], Awaitable[list[Enqueued]]]:
+        queue = self.queue(model)
+
         async def enqueue(entries: Sequence[QueueEntry]) -> list[Enqueued]:
-            return await self.queue(model).enqueue(
+            return await queue.enqueue(
                 entries,
                 queue_max=self._settings.queue_max,
                 account_max=self._settings.account_queue_max,

@@ -16,6 +16,7 @@ import msgspec
 from gateway.dispatch.waiters import Waiter
 from gateway.ledger.closed import ClosedRequest
 from gateway.sql.outages import QUEUE_OUTAGE
+from gateway.time_limit import TimeLimit
 from workers.contract.jobs import Progress, SentEvent, Settled, decode_frame
 from workers.contract.streams import EventLog
 
@@ -52,6 +53,7 @@ async def follow(
     seen = _parse_cursor(after)
     emitted = received = looked = time.monotonic()
     live: list[SentEvent] = []
+    tick, tick_quiet = TimeLimit(TICK_S), TimeLimit(TICK_QUIET_S)
     while True:
         if not live or _gap(seen, live[0]):
             missed = await logged(log, request_id, seen)
@@ -77,7 +79,7 @@ async def follow(
                 yield None, found.status, found
                 return
         quiet = time.monotonic() - received >= POLL_S
-        live = await waiter.next(TICK_QUIET_S if quiet else TICK_S)
+        live = await waiter.next(tick_quiet if quiet else tick)
         if not live and not waiter.settled and time.monotonic() - max(received, looked) >= POLL_S:
             looked = time.monotonic()
             ended = await look()

@@ -20,6 +20,7 @@ from redis.asyncio import Redis
 from gateway.ledger.closed import ClosedRequest
 from gateway.sql.outages import QUEUE_OUTAGE
 from gateway.supervision import Beat, no_beat
+from gateway.time_limit import TimeLimit
 from workers.contract.jobs import RequestId, SentEvent, Settled, decode_frame
 from workers.contract.streams import Mailbox
 
@@ -35,7 +36,8 @@ class Waiter:
 
     def __init__(self) -> None:
         self._events: list[SentEvent] = []
-        self._changed = asyncio.Event()
+        self._woken = False
+        self._waiting: asyncio.Future[None] | None = None
         self.settled = False
         self.closed: ClosedRequest | None = None
         """The closed request, if it was settled in this process."""
@@ -44,24 +46,26 @@ class Waiter:
         if len(self._events) >= BUFFER_MAX:
             self._events.clear()
         self._events.append(event)
-        self._changed.set()
+        self.wake()
 
     def settle(self, closed: ClosedRequest | None) -> None:
         self.settled = True
         self.closed = closed
-        self._changed.set()
+        self.wake()
 
     def wake(self) -> None:
         """Make ``next`` return without an event."""
-        self._changed.set()
+        self._woken = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
-    async def next(self, timeout_s: float) -> list[SentEvent]:
+    async def next(self, limit: TimeLimit) -> list[SentEvent]:
         """Wait for events; return an empty list if the request is settled or the time is up."""
-        if not self._events and not self.settled:
+        if not self._woken and not self.settled:
+            self._waiting = asyncio.get_running_loop().create_future()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._changed.wait()
-        self._changed.clear()
+                await limit.apply(self._waiting)
+        self._woken = False
         events, self._events = self._events, []
         return events
 
@@ -82,12 +86,22 @@ class Waiters:
 
     @contextlib.contextmanager
     def watch(self, request_id: RequestId) -> Iterator[Waiter]:
-        waiter = Waiter()
-        self._waiters[request_id].append(waiter)
+        waiter = self.add(request_id)
         try:
             yield waiter
         finally:
-            others = self._waiters[request_id]
+            self.remove(request_id, waiter)
+
+    def add(self, request_id: RequestId) -> Waiter:
+        """Let a new waiter receive the events of a request, until it is removed."""
+        waiter = Waiter()
+        self._waiters[request_id].append(waiter)
+        return waiter
+
+    def remove(self, request_id: RequestId, waiter: Waiter) -> None:
+        """Remove a waiter, if it was not removed before."""
+        others = self._waiters.get(request_id, [])
+        if waiter in others:
             others.remove(waiter)
             if not others:
                 del self._waiters[request_id]

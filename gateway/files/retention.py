@@ -216,10 +216,7 @@ class MediaStore:
             cleared = 0 if due.over and not any(done) else due.seen
 
     async def _clear(self, account_id: int, request_id: str) -> bool:
-        try:
-            await self._blobs.delete_request(str(account_id), request_id)
-        except (BlobError, OSError, ValueError) as error:
-            log.warning("could not delete %s, retrying later: %s", request_id, type(error).__name__)
+        if not await delete_blobs(self._blobs, account_id, request_id):
             # Queued behind the others, so that it does not delay them.
             later = update(media).where(media.c.request_id == request_id)
             again = later.values(clear_at=datetime.now(UTC) + RETRY_PAUSE)
@@ -228,6 +225,19 @@ class MediaStore:
         gone = delete(media).where(media.c.request_id == request_id)
         await self._database.write(lambda connection: connection.execute(gone))
         return True
+
+
+async def delete_blobs(blobs: Blobs, account_id: int, id: str) -> bool:
+    """Delete all blobs under the id of a request, a file or a voice.
+
+    Return False, and log the error, if that failed: the caller keeps the row, to retry later.
+    """
+    try:
+        await blobs.delete_request(str(account_id), id)
+    except (BlobError, OSError, ValueError) as error:
+        log.warning("could not delete %s, retrying later: %s", id, type(error).__name__)
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

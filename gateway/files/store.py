@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -33,15 +32,14 @@ from sqlalchemy.exc import IntegrityError
 
 from gateway.checks.entered import check_label
 from gateway.errors import Conflict, InvalidRequest, NotFound
+from gateway.files.retention import delete_blobs
 from gateway.files.room import Room
 from gateway.ids import is_id, new_id
 from gateway.sql.database import Database
 from gateway.sql.outages import OUTAGE
 from gateway.tables.batches import batches, file_reservations, files
-from workers.contract.blobs import BlobError, Blobs, blob_key
+from workers.contract.blobs import Blobs, blob_key
 from workers.contract.jobs import BlobRef
-
-log = logging.getLogger(__name__)
 
 Purpose: TypeAlias = Literal["batch", "batch_output", "vision", "user_data"]
 """Use of a file: input of a batch, output of a batch, or (the last two) an attachment."""
@@ -218,10 +216,7 @@ class Files:
 
     async def _clear(self, account_id: int, file_id: str) -> bool:
         """Delete an expired file's bytes, and then its row; failures are retried later."""
-        try:
-            await self.delete_bytes(account_id, file_id)
-        except BlobError as error:
-            log.warning("could not delete %s, retrying later: %s", file_id, type(error).__name__)
+        if not await delete_blobs(self._blobs, account_id, file_id):
             return False
         await self._database.write(
             lambda connection: connection.execute(delete(files).where(files.c.id == file_id))

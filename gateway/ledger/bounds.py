@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Protocol
 
-from sqlalchemy import Connection, RowMapping, bindparam, update
+from sqlalchemy import Connection, bindparam, update
 
 from gateway.accounts.budgets import (
     Budget,
@@ -23,6 +23,7 @@ from gateway.accounts.budgets import (
     window_start,
 )
 from gateway.sql.database import upsert
+from gateway.sql.statements import CompiledStatement, Row
 from gateway.tables.core import budget_windows
 
 WindowKey = tuple[int, int]
@@ -57,7 +58,7 @@ class BudgetExceeded:
     in_use: bool
 
 
-_HOLD_MORE: Final = (
+_HOLD_MORE: Final = CompiledStatement(
     update(budget_windows)
     .where(
         budget_windows.c.budget_id == bindparam("budget"),
@@ -65,7 +66,7 @@ _HOLD_MORE: Final = (
     )
     .values(held_nanos=budget_windows.c.held_nanos + bindparam("more"))
 )
-_CLOSE: Final = (
+_CLOSE: Final = CompiledStatement(
     update(budget_windows)
     .where(
         budget_windows.c.budget_id == bindparam("budget"),
@@ -87,7 +88,7 @@ class Bounds:
         """Read budgets and windows of these locked accounts; without accounts, no query."""
         self._budgets: Mapping[int, list[Budget]] = {}
         self._held: defaultdict[WindowKey, int] = defaultdict(int)
-        self._used: dict[WindowKey, RowMapping] = {}
+        self._used: dict[WindowKey, Row] = {}
         if not accounts:
             return
         self._budgets = budgets_in_force(connection, accounts)
@@ -167,14 +168,13 @@ def increase_holds(
     for windows, amount in grown:
         for budget_id, starts_us in windows:
             sums[budget_id, starts_us] += amount
-    if sums:
-        connection.execute(
-            _HOLD_MORE,
-            [
-                {"budget": budget, "starts": starts, "more": more}
-                for (budget, starts), more in sorted(sums.items())
-            ],
-        )
+    _HOLD_MORE.run(
+        connection,
+        [
+            {"budget": budget, "starts": starts, "more": more}
+            for (budget, starts), more in sorted(sums.items())
+        ],
+    )
 
 
 def settle_windows(
@@ -187,11 +187,10 @@ def settle_windows(
             both = sums[budget_id, starts_us]
             both[0] += held
             both[1] += charged
-    if sums:
-        connection.execute(
-            _CLOSE,
-            [
-                {"budget": budget, "starts": starts, "held": held, "charged": charged}
-                for (budget, starts), (held, charged) in sorted(sums.items())
-            ],
-        )
+    _CLOSE.run(
+        connection,
+        [
+            {"budget": budget, "starts": starts, "held": held, "charged": charged}
+            for (budget, starts), (held, charged) in sorted(sums.items())
+        ],
+    )

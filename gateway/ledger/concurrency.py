@@ -9,14 +9,16 @@ cannot use up the concurrency of interactive requests.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from sqlalchemy import Connection, RowMapping, Table, bindparam, func, select, update
+from sqlalchemy import Connection, Table, func, select, update
 
 from gateway.accounts.locks import lock_accounts
+from gateway.ledger.balances import Balances
 from gateway.pricing import ServiceClass
+from gateway.sql.statements import CompiledStatement, any_of
 from gateway.tables.core import accounts, holds, keys, rate_limits
 
 COUNTED: Final = "standard"
@@ -55,21 +57,20 @@ class CountedRequest(Protocol):
     def service_class(self) -> ServiceClass: ...
 
 
-_LIMITS: Final = select(
-    rate_limits.c.account_id,
-    rate_limits.c.key_id,
-    rate_limits.c.model,
-    rate_limits.c.concurrent_max,
-).where(
-    rate_limits.c.account_id.in_(bindparam("accounts", expanding=True)),
-    rate_limits.c.concurrent_max.is_not(None),
-)
-_OF_MODELS: Final = (
-    select(holds.c.account_id, holds.c.key_id, holds.c.model, func.count().label("requests"))
-    .where(
-        holds.c.account_id.in_(bindparam("accounts", expanding=True)),
-        holds.c.service_class == COUNTED,
+_LIMITS: Final = CompiledStatement(
+    select(
+        rate_limits.c.account_id,
+        rate_limits.c.key_id,
+        rate_limits.c.model,
+        rate_limits.c.concurrent_max,
+    ).where(
+        any_of(rate_limits.c.account_id, "accounts"),
+        rate_limits.c.concurrent_max.is_not(None),
     )
+)
+_OF_MODELS: Final = CompiledStatement(
+    select(holds.c.account_id, holds.c.key_id, holds.c.model, func.count().label("requests"))
+    .where(any_of(holds.c.account_id, "accounts"), holds.c.service_class == COUNTED)
     .group_by(holds.c.account_id, holds.c.key_id, holds.c.model)
 )
 _OPEN: Final = (
@@ -82,41 +83,30 @@ _NO_LIMITS: Final[Mapping[int, Mapping[tuple[int, str], int]]] = {}
 
 
 class OpenRequests:
-    """Open requests of locked accounts and their keys, updated while a batch is decided."""
+    """Limits on the open requests of locked accounts and keys, while a batch is decided."""
 
     def __init__(
         self,
         connection: Connection,
-        accounts: Mapping[int, RowMapping],
-        keys: Mapping[int, RowMapping],
+        balances: Balances,
         defaults: Defaults,
+        bounded: Collection[int],
         *,
         batch: int,
     ) -> None:
-        """Read the limits of accounts that have any; other accounts cost no query.
+        """Read the limits of accounts that have any (``bounded``); others cost no query.
 
         ``batch`` is the number of requests to decide. If the limits leave room for all of them,
         none is checked.
         """
-        self._accounts = accounts
-        self._keys = keys
+        self._balances = balances
         self._defaults = defaults
         self._limits: Mapping[int, Mapping[tuple[int, str], int]] = _NO_LIMITS
         self._of_models: dict[tuple[int, int, str], int] = {}
-        self.opened_by_account: dict[int, int] = {}
-        """Number of requests that this batch opens, by account."""
-        self.opened_by_key: dict[int, int] = {}
-        """Number of requests that this batch opens, by key."""
-        self._checks = False
-        bounded = []
-        for id, account in accounts.items():
-            if account["bounded"]:
-                bounded.append(id)
-            if 0 < defaults.account < account["open_requests"] + batch:
-                self._checks = True
-        for key in keys.values():
-            if 0 < defaults.key < key["open_requests"] + batch:
-                self._checks = True
+        self._checks = any(
+            0 < defaults.account < account.open_requests + batch
+            for account in balances.accounts.values()
+        ) or any(0 < defaults.key < key.open_requests + batch for key in balances.keys.values())
         if bounded:
             self._read_limits(connection, bounded)
 
@@ -126,14 +116,12 @@ class OpenRequests:
             return None
         account, key, model = request.account_id, request.key_id, request.model
         limits = self._limits.get(account, _NO_LIMIT)
-        running = self._accounts[account]["open_requests"] + self.opened_by_account.get(account, 0)
         limit = limits.get((0, ""), self._defaults.account)
-        if limit and running >= limit:
+        if limit and self._balances.accounts[account].open_requests >= limit:
             return TooManyConcurrent("account", limit)
-        running = self._keys[key]["open_requests"] + self.opened_by_key.get(key, 0)
         # An account's limit replaces both defaults, or an account with one key could not use it.
         limit = limits.get((key, ""), 0 if (0, "") in limits else self._defaults.key)
-        if limit and running >= limit:
+        if limit and self._balances.keys[key].open_requests >= limit:
             return TooManyConcurrent("key", limit)
         for key_id in (0, key):
             limit = limits.get((key_id, model), 0)
@@ -142,26 +130,23 @@ class OpenRequests:
         return None
 
     def add(self, request: CountedRequest) -> None:
-        """Count a request that is accepted."""
-        if request.service_class == COUNTED:
-            account, key = request.account_id, request.key_id
-            self.opened_by_account[account] = self.opened_by_account.get(account, 0) + 1
-            self.opened_by_key[key] = self.opened_by_key.get(key, 0) + 1
-            if self._limits:
-                place = account, key, request.model
-                self._of_models[place] = self._of_models.get(place, 0) + 1
+        """Count a request that is accepted, for the limits of models."""
+        if self._limits and request.service_class == COUNTED:
+            place = request.account_id, request.key_id, request.model
+            self._of_models[place] = self._of_models.get(place, 0) + 1
 
-    def _read_limits(self, connection: Connection, bounded: Sequence[int]) -> None:
+    def _read_limits(self, connection: Connection, bounded: Collection[int]) -> None:
         found: defaultdict[int, dict[tuple[int, str], int]] = defaultdict(dict)
-        for row in connection.execute(_LIMITS, {"accounts": sorted(bounded)}):
-            found[row.account_id][row.key_id, row.model] = row.concurrent_max
+        for row in _LIMITS.rows(connection, accounts=sorted(bounded)):
+            found[row["account_id"]][row["key_id"], row["model"]] = row["concurrent_max"]
         if not found:
             return
         self._limits, self._checks = found, True
         by_model = sorted(id for id, own in found.items() if any(model for _, model in own))
         if by_model:
-            for row in connection.execute(_OF_MODELS, {"accounts": by_model}):
-                self._of_models[row.account_id, row.key_id, row.model] = row.requests
+            for row in _OF_MODELS.rows(connection, accounts=by_model):
+                place = row["account_id"], row["key_id"], row["model"]
+                self._of_models[place] = row["requests"]
 
     def _running(self, account_id: int, key_id: int, model: str) -> int:
         return sum(

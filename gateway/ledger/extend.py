@@ -7,24 +7,17 @@ marked, so that its receipt states the reason.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, TypeAlias
 
-from sqlalchemy import Connection, RowMapping, bindparam, select, update
+from sqlalchemy import Connection, bindparam, select, update
 
-from gateway.accounts.locks import lock_accounts
+from gateway.ledger.balances import Balances, lock_balances
 from gateway.ledger.bounds import Bounds, BudgetExceeded, increase_holds
-from gateway.ledger.holds import (
-    CreditInUse,
-    InsufficientCredit,
-    KeySpendLimit,
-    add_held,
-    read_keys,
-    shortage,
-)
+from gateway.ledger.holds import CreditInUse, InsufficientCredit, KeySpendLimit, shortage
+from gateway.sql.statements import CompiledStatement, Row, any_of
 from gateway.tables.core import holds
 from workers.contract.jobs import RequestId
 
@@ -64,16 +57,19 @@ class _More:
     windows: Sequence[Sequence[int]]
 
 
-_FIND: Final = select(
-    holds.c.request_id,
-    holds.c.account_id,
-    holds.c.key_id,
-    holds.c.model,
-    holds.c.hold_nanos,
-    holds.c.windows,
-    holds.c.accepted_at,
-).where(holds.c.request_id.in_(bindparam("ids", expanding=True)))
-_EXTEND: Final = (
+_FIND: Final = CompiledStatement(
+    select(
+        holds.c.request_id,
+        holds.c.account_id,
+        holds.c.key_id,
+        holds.c.model,
+        holds.c.hold_nanos,
+        holds.c.held_tokens,
+        holds.c.windows,
+        holds.c.accepted_at,
+    ).where(any_of(holds.c.request_id, "ids"))
+)
+_EXTEND: Final = CompiledStatement(
     update(holds)
     .where(holds.c.request_id == bindparam("id"))
     .values(hold_nanos=bindparam("amount"), held_tokens=bindparam("tokens"))
@@ -85,18 +81,41 @@ _CUT: Final = (
 
 def extend(connection: Connection, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
     """Decide extensions in order, and extend the holds of those that are covered."""
-    ids = {"ids": [extension.request_id for extension in extensions]}
-    owners = {row.account_id for row in connection.execute(_FIND, ids)}
-    books = lock_accounts(connection, owners)
-    # Read again under the lock: some may have been settled since.
-    rows = {row["request_id"]: row for row in connection.execute(_FIND, ids).mappings()}
-    known_keys = read_keys(connection, {row["key_id"] for row in rows.values()})
-    held = {id: row["hold_nanos"] for id, row in rows.items()}
+    balances = lock_balances(connection, open=[each.request_id for each in extensions])
+    answers = grow(connection, balances, extensions)
+    balances.write(connection)
+    return answers
+
+
+def grow(
+    connection: Connection, balances: Balances, extensions: Sequence[Extension]
+) -> list[ExtendAnswer]:
+    """Do what ``extend`` does, with locked balances that the caller writes."""
+    ids = [extension.request_id for extension in extensions]
+    rows = {row["request_id"]: row for row in _FIND.rows(connection, ids=ids)}
+    before = {id: row["hold_nanos"] for id, row in rows.items()}
+    answers = decide_extensions(connection, balances, rows, extensions)
+    _EXTEND.run(
+        connection,
+        [
+            {"id": id, "amount": row["hold_nanos"], "tokens": row["held_tokens"]}
+            for id, row in rows.items()
+            if row["hold_nanos"] != before[id]
+        ],
+    )
+    return answers
+
+
+def decide_extensions(
+    connection: Connection,
+    balances: Balances,
+    rows: Mapping[str, Row],
+    extensions: Sequence[Extension],
+) -> list[ExtendAnswer]:
+    """Decide extensions in order. Change balances and rows of ``holds`` in memory, and budgets'
+    windows in SQL; the caller writes the others."""
     bounded = {row["account_id"] for row in rows.values() if row["windows"]}
     bounds = Bounds(connection, [_more(row, 0) for row in rows.values()], bounded)
-
-    account_sums: defaultdict[int, int] = defaultdict(int)
-    key_sums: defaultdict[int, int] = defaultdict(int)
     grown: list[tuple[Sequence[Sequence[int]], int]] = []
     answers: list[ExtendAnswer] = []
     for extension in extensions:
@@ -104,33 +123,20 @@ def extend(connection: Connection, extensions: Sequence[Extension]) -> list[Exte
         if row is None:
             answers.append(Ended())
             continue
-        part = _more(row, max(extension.hold_nanos - held[extension.request_id], 0))
+        part = _more(row, max(extension.hold_nanos - row["hold_nanos"], 0))
         short = shortage(
-            part.hold_nanos,
-            books[part.account_id],
-            known_keys[part.key_id],
-            account_sum=account_sums[part.account_id],
-            key_sum=key_sums[part.key_id],
+            part.hold_nanos, balances.accounts[part.account_id], balances.keys[part.key_id]
         ) or bounds.exceeded(part)
         if short is not None:
             answers.append(short)
             continue
         if part.hold_nanos:
-            held[extension.request_id] = extension.hold_nanos
-            account_sums[part.account_id] += part.hold_nanos
-            key_sums[part.key_id] += part.hold_nanos
+            row["hold_nanos"] = extension.hold_nanos
+            row["held_tokens"] = extension.held_tokens
+            balances.change(part.account_id, part.key_id, held=part.hold_nanos)
             bounds.add(part)
             grown.append((part.windows, part.hold_nanos))
-            connection.execute(
-                _EXTEND,
-                {
-                    "id": extension.request_id,
-                    "amount": extension.hold_nanos,
-                    "tokens": extension.held_tokens,
-                },
-            )
         answers.append(Extended())
-    add_held(connection, account_sums, key_sums)
     increase_holds(connection, grown)
     return answers
 
@@ -140,7 +146,7 @@ def mark_cut(connection: Connection, request_id: RequestId, why: str) -> None:
     connection.execute(_CUT, {"id": request_id, "why": why})
 
 
-def _more(row: RowMapping, amount_nanos: int) -> _More:
+def _more(row: Row, amount_nanos: int) -> _More:
     return _More(
         account_id=row["account_id"],
         key_id=row["key_id"],

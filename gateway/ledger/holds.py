@@ -2,35 +2,32 @@
 
 ``hold`` decides a batch of requests in one transaction. Accounts are locked in id order, every
 decision is based on rows read under that lock, and a CHECK of the table guards against mistakes in
-this code. Idempotent by request id, so a batch whose commit is in doubt can be written again.
+this code. Idempotent by request id, so a batch whose commit is in doubt can be written again once
+its first transaction has ended; at the same time, the primary key refuses one of the two.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, NamedTuple, TypeAlias
 
-from sqlalchemy import (
-    Connection,
-    RowMapping,
-    bindparam,
-    delete,
-    insert,
-    or_,
-    select,
-    tuple_,
-    update,
-)
+from sqlalchemy import Connection, bindparam, delete, insert, or_, select, tuple_, union_all
 
 from gateway.accounts.budgets import Budget
-from gateway.accounts.locks import lock_accounts
+from gateway.ledger.balances import AccountBalance, Balances, KeyBalance, lock_balances
 from gateway.ledger.bounds import Bounds, BudgetExceeded, WindowKey
-from gateway.ledger.concurrency import UNBOUNDED, Defaults, OpenRequests, TooManyConcurrent
+from gateway.ledger.concurrency import (
+    COUNTED,
+    UNBOUNDED,
+    Defaults,
+    OpenRequests,
+    TooManyConcurrent,
+)
 from gateway.pricing import ServiceClass
-from gateway.tables.core import accounts, holds, idempotency, keys, outputs, receipts
+from gateway.sql.statements import CompiledStatement, any_of
+from gateway.tables.core import holds, idempotency, outputs, receipts
 from workers.contract.jobs import RequestId
 
 
@@ -56,6 +53,8 @@ class HoldRequest:
     """Output tokens that the amount covers, if the hold will be extended while the request runs."""
     windows: None = None
     service_class: ServiceClass = "standard"
+    durable: bool = True
+    """Whether the hold must survive a power failure by itself; if not, its settlement does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,43 +140,29 @@ class OpenId(NamedTuple):
     model: str
 
 
-_READ_KEYS: Final = select(
-    keys.c.id,
-    keys.c.revoked_at,
-    keys.c.expires_at,
-    keys.c.spend_limit_nanos,
-    keys.c.spent_nanos,
-    keys.c.held_nanos,
-    keys.c.open_requests,
-).where(keys.c.id.in_(bindparam("ids", expanding=True)))
-_KNOWN: Final = (
-    select(holds.c.request_id)
-    .where(holds.c.request_id.in_(bindparam("ids", expanding=True)))
-    .union_all(
-        select(receipts.c.request_id).where(
-            receipts.c.request_id.in_(bindparam("ids", expanding=True))
-        )
+_KNOWN: Final = CompiledStatement(
+    union_all(
+        select(holds.c.request_id).where(any_of(holds.c.request_id, "ids")),
+        select(receipts.c.request_id).where(any_of(receipts.c.request_id, "ids")),
     )
 )
-_ADD_TO_ACCOUNT: Final = (
-    update(accounts)
-    .where(accounts.c.id == bindparam("of"))
-    .values(
-        held_nanos=accounts.c.held_nanos + bindparam("amount"),
-        open_requests=accounts.c.open_requests + bindparam("opened"),
-        version=accounts.c.version + 1,
+_EARLIER: Final = CompiledStatement(
+    select(
+        idempotency.c.account_id,
+        idempotency.c.key,
+        idempotency.c.request_id,
+        idempotency.c.body_sha256,
+    ).where(
+        idempotency.c.account_id == bindparam("account"), idempotency.c.key == bindparam("name")
     )
 )
-_ADD_TO_KEY: Final = (
-    update(keys)
-    .where(keys.c.id == bindparam("of"))
-    .values(
-        held_nanos=keys.c.held_nanos + bindparam("amount"),
-        open_requests=keys.c.open_requests + bindparam("opened"),
-    )
+_INSERT: Final = CompiledStatement(
+    insert(holds),
+    columns=[column.name for column in holds.columns if column is not holds.c.cut],
 )
-_INSERT: Final = insert(holds)
-_NONE: Final[Mapping[int, int]] = {}
+_INSERT_NAME: Final = CompiledStatement(
+    insert(idempotency), columns=[column.name for column in idempotency.columns]
+)
 
 
 def hold(
@@ -187,26 +172,39 @@ def hold(
 
     ``concurrent`` limits the open requests of accounts and keys without a configured limit.
     """
-    books = lock_accounts(connection, {request.account_id for request in requests})
-    known_keys = read_keys(connection, {request.key_id for request in requests})
-    known = set(
-        connection.execute(_KNOWN, {"ids": [request.request_id for request in requests]}).scalars()
+    balances = lock_balances(
+        connection,
+        new=[request.request_id for request in requests],
+        keys={request.key_id for request in requests},
     )
-    earlier = _earlier_requests(connection, requests)
-    bounds = Bounds(connection, requests, [id for id, book in books.items() if book["bounded"]])
-    opened = OpenRequests(connection, books, known_keys, concurrent, batch=len(requests))
+    answers = accept(connection, balances, requests, concurrent=concurrent)
+    balances.write(connection)
+    return answers
 
-    account_sums: defaultdict[int, int] = defaultdict(int)
-    key_sums: defaultdict[int, int] = defaultdict(int)
+
+def accept(
+    connection: Connection,
+    balances: Balances,
+    requests: Sequence[HoldRequest],
+    *,
+    concurrent: Defaults,
+) -> list[HoldAnswer]:
+    """Do what ``hold`` does, with locked balances that the caller writes."""
+    known = _known(connection, requests) if balances.repeated else set()
+    earlier = _earlier_requests(connection, requests)
+    bounded = {
+        request.account_id for request in requests if balances.accounts[request.account_id].bounded
+    }
+    bounds = Bounds(connection, requests, bounded)
+    opened = OpenRequests(connection, balances, concurrent, bounded, batch=len(requests))
+
     accepted: list[tuple[HoldRequest, list[WindowKey]]] = []
     answers: list[HoldAnswer] = []
     for request in requests:
         answer = _decide(
             request,
-            account=books[request.account_id],
-            key=known_keys[request.key_id],
-            account_sum=account_sums[request.account_id],
-            key_sum=key_sums[request.key_id],
+            account=balances.accounts[request.account_id],
+            key=balances.keys[request.key_id],
             known=known,
             earlier=earlier,
             bounds=bounds,
@@ -214,10 +212,14 @@ def hold(
         )
         if isinstance(answer, Held) and request.request_id not in known:
             known.add(request.request_id)
-            account_sums[request.account_id] += request.hold_nanos
-            key_sums[request.key_id] += request.hold_nanos
             windows, exceeded = bounds.add(request)
             opened.add(request)
+            balances.change(
+                request.account_id,
+                request.key_id,
+                held=request.hold_nanos,
+                opened=int(request.service_class == COUNTED),
+            )
             answer = Held(request.request_id, exceeded)
             accepted.append((request, windows))
             if request.idempotency_key is not None:
@@ -227,13 +229,6 @@ def hold(
                 )
         answers.append(answer)
     if accepted:
-        add_held(
-            connection,
-            account_sums,
-            key_sums,
-            accounts_opened=opened.opened_by_account,
-            keys_opened=opened.opened_by_key,
-        )
         _write(connection, accepted)
         bounds.write(connection)
     return answers
@@ -242,10 +237,8 @@ def hold(
 def _decide(
     request: HoldRequest,
     *,
-    account: RowMapping,
-    key: RowMapping,
-    account_sum: int,
-    key_sum: int,
+    account: AccountBalance,
+    key: KeyBalance,
     known: set[str],
     earlier: Mapping[tuple[int, str], tuple[str, bytes | None]],
     bounds: Bounds,
@@ -253,75 +246,43 @@ def _decide(
 ) -> HoldAnswer:
     if request.request_id in known:
         return Held(request.request_id)
-    if key["revoked_at"] is not None:
+    if key.revoked_at is not None:
         return KeyRevoked()
-    if key["expires_at"] is not None and key["expires_at"] <= request.accepted_at:
+    if key.expires_at is not None and key.expires_at <= request.accepted_at:
         return KeyExpired()
-    if account["status"] != "active":
+    if account.status != "active":
         return AccountSuspended()
     if request.idempotency_key is not None:
         known_request = earlier.get((request.account_id, request.idempotency_key))
         if known_request is not None:
             same = known_request[1] == request.body_sha256
             return Replayed(RequestId(known_request[0])) if same else IdempotencyConflict()
-    short = shortage(request.hold_nanos, account, key, account_sum=account_sum, key_sum=key_sum)
+    short = shortage(request.hold_nanos, account, key)
     if short is not None:
         return short
     return opened.too_many(request) or bounds.exceeded(request) or Held(request.request_id)
 
 
 def shortage(
-    amount_nanos: int, account: RowMapping, key: RowMapping, *, account_sum: int, key_sum: int
+    amount_nanos: int, account: AccountBalance, key: KeyBalance
 ) -> InsufficientCredit | CreditInUse | KeySpendLimit | None:
-    """Return why a locked account or its key cannot cover an amount, or None if it can.
-
-    ``account_sum`` and ``key_sum`` were held earlier in the same batch.
-    """
-    total = account["posted_nanos"] + account["credit_limit_nanos"]
-    available = total - account["held_nanos"] - account_sum
+    """Return why a locked account or its key cannot cover an amount, or None if it can."""
+    total = account.posted_nanos + account.credit_limit_nanos
+    available = total - account.held_nanos
     if amount_nanos > total:
         return InsufficientCredit(available)
     if amount_nanos > available:
         return CreditInUse(available)
-    if key["spend_limit_nanos"] is not None:
-        used = key["spent_nanos"] + key["held_nanos"] + key_sum
-        remaining = key["spend_limit_nanos"] - used
+    if key.spend_limit_nanos is not None:
+        remaining = key.spend_limit_nanos - key.spent_nanos - key.held_nanos
         if amount_nanos > remaining:
             return KeySpendLimit(remaining)
     return None
 
 
-def read_keys(connection: Connection, ids: Iterable[int]) -> dict[int, RowMapping]:
-    """Read keys whose accounts are locked: the columns that holds depend on."""
-    rows = connection.execute(_READ_KEYS, {"ids": sorted(ids)}).mappings()
-    return {row["id"]: row for row in rows}
-
-
-def add_held(
-    connection: Connection,
-    account_sums: Mapping[int, int],
-    key_sums: Mapping[int, int],
-    *,
-    accounts_opened: Mapping[int, int] = _NONE,
-    keys_opened: Mapping[int, int] = _NONE,
-) -> None:
-    """Increase the held amounts and the open requests of accounts and keys."""
-    for statement, sums, opened in (
-        (_ADD_TO_ACCOUNT, account_sums, accounts_opened),
-        (_ADD_TO_KEY, key_sums, keys_opened),
-    ):
-        rows = [
-            {"of": id, "amount": amount, "opened": opened.get(id, 0)}
-            for id, amount in sorted(sums.items())
-            if amount or opened.get(id, 0)
-        ]
-        if rows:
-            connection.execute(statement, rows)
-
-
 def _write(connection: Connection, accepted: Sequence[tuple[HoldRequest, list[WindowKey]]]) -> None:
-    connection.execute(
-        _INSERT,
+    _INSERT.run(
+        connection,
         [
             {
                 "request_id": request.request_id,
@@ -343,21 +304,26 @@ def _write(connection: Connection, accepted: Sequence[tuple[HoldRequest, list[Wi
             for request, windows in accepted
         ],
     )
-    named = [request for request, _ in accepted if request.idempotency_key is not None]
-    if named:
-        connection.execute(
-            insert(idempotency),
-            [
-                {
-                    "account_id": request.account_id,
-                    "key": request.idempotency_key,
-                    "request_id": request.request_id,
-                    "body_sha256": request.body_sha256,
-                    "created_at": request.accepted_at,
-                }
-                for request in named
-            ],
-        )
+    _INSERT_NAME.run(
+        connection,
+        [
+            {
+                "account_id": request.account_id,
+                "key": request.idempotency_key,
+                "request_id": request.request_id,
+                "body_sha256": request.body_sha256,
+                "created_at": request.accepted_at,
+            }
+            for request, _ in accepted
+            if request.idempotency_key is not None
+        ],
+    )
+
+
+def _known(connection: Connection, requests: Sequence[HoldRequest]) -> set[str]:
+    """Find the requests that were accepted before, open or closed."""
+    rows = _KNOWN.rows(connection, ids=[request.request_id for request in requests])
+    return {row["request_id"] for row in rows}
 
 
 def _earlier_requests(
@@ -365,16 +331,15 @@ def _earlier_requests(
 ) -> dict[tuple[int, str], tuple[str, bytes | None]]:
     """Find earlier requests by idempotency key: (account, key) → (request, digest of the body)."""
     names = [
-        (request.account_id, request.idempotency_key)
+        {"account": request.account_id, "name": request.idempotency_key}
         for request in requests
         if request.idempotency_key is not None
     ]
-    if not names:
-        return {}
-    rows = connection.execute(
-        select(idempotency).where(tuple_(idempotency.c.account_id, idempotency.c.key).in_(names))
-    )
-    return {(row.account_id, row.key): (row.request_id, row.body_sha256) for row in rows}
+    return {
+        (row["account_id"], row["key"]): (row["request_id"], row["body_sha256"])
+        for row in _EARLIER.first_each(connection, names)
+        if row is not None
+    }
 
 
 def read_open_ids(connection: Connection, *, after: str, until: str, limit: int) -> list[OpenId]:

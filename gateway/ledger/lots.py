@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal, TypeAlias
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, literal_column, select, update
 
+from gateway.sql.statements import CompiledStatement, any_of
 from gateway.tables.core import lots
 
 LotKind: TypeAlias = Literal["paid", "promo", "free"]
@@ -32,7 +33,7 @@ class Lot:
 PRIORITY: Final[Mapping[LotKind, int]] = {"free": 10, "promo": 50, "paid": 100}
 """Default priority by kind, lowest first: granted credit is consumed before paid credit."""
 
-_OPEN: Final = (
+_OPEN: Final = CompiledStatement(
     select(
         lots.c.id,
         lots.c.account_id,
@@ -41,7 +42,8 @@ _OPEN: Final = (
         lots.c.remaining_nanos,
         lots.c.expires_at,
     )
-    .where(lots.c.account_id.in_(bindparam("accounts", expanding=True)), lots.c.remaining_nanos > 0)
+    # A literal: with a parameter, a prepared plan could not use the partial index.
+    .where(any_of(lots.c.account_id, "accounts"), lots.c.remaining_nanos > literal_column("0"))
     .order_by(
         lots.c.account_id,
         lots.c.priority,
@@ -50,7 +52,7 @@ _OPEN: Final = (
         lots.c.id,
     )
 )
-_TAKE: Final = (
+_TAKE: Final = CompiledStatement(
     update(lots)
     .where(lots.c.id == bindparam("lot"))
     .values(remaining_nanos=lots.c.remaining_nanos - bindparam("taken"))
@@ -91,25 +93,26 @@ def consume(
     due = {account: amount for account, amount in amounts.items() if amount}
     if not due:
         return
-    rows = connection.execute(_OPEN, {"accounts": sorted(due)}).all()
+    rows = _OPEN.rows(connection, accounts=sorted(due))
     if first is not None:
-        rows = sorted(rows, key=lambda row: row.kind != first)
+        rows.sort(key=lambda row: row["kind"] != first)
     taken = []
     for row in rows:
-        amount = min(row.remaining_nanos, due[row.account_id])
+        amount = min(row["remaining_nanos"], due[row["account_id"]])
         if amount:
-            due[row.account_id] -= amount
-            taken.append({"lot": row.id, "taken": amount})
-    if taken:
-        connection.execute(_TAKE, taken)
+            due[row["account_id"]] -= amount
+            taken.append({"lot": row["id"], "taken": amount})
+    _TAKE.run(connection, taken)
 
 
 def open_lots(connection: Connection, account_id: int) -> list[Lot]:
     """List an account's lots in the order in which they are consumed."""
-    rows = connection.execute(_OPEN, {"accounts": [account_id]})
-    return [Lot(row.kind, row.amount_nanos, row.remaining_nanos, row.expires_at) for row in rows]
+    return [
+        Lot(row["kind"], row["amount_nanos"], row["remaining_nanos"], row["expires_at"])
+        for row in _OPEN.rows(connection, accounts=[account_id])
+    ]
 
 
 def consume_lot(connection: Connection, lot_id: int, amount_nanos: int) -> None:
     """Consume a part of one lot of a locked account."""
-    connection.execute(_TAKE, [{"lot": lot_id, "taken": amount_nanos}])
+    _TAKE.run(connection, [{"lot": lot_id, "taken": amount_nanos}])

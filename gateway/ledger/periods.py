@@ -12,9 +12,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, bindparam, select
 
 from gateway.sql.database import upsert
+from gateway.sql.statements import CompiledStatement
 from gateway.tables.core import periods
 
 Clock = Callable[[], datetime]
@@ -22,6 +23,9 @@ Clock = Callable[[], datetime]
 _MONTH: Final = re.compile(r"20[0-9]{2}-(?:0[1-9]|1[0-2])", re.ASCII)
 _END: Final = "2100-01"
 """The month after the last one that is accepted."""
+_LOCK: Final = CompiledStatement(
+    select(periods.c.state).where(periods.c.month == bindparam("month")).with_for_update(read=True)
+)
 
 
 class MonthSpan(NamedTuple):
@@ -43,12 +47,10 @@ def booking_time(connection: Connection, clock: Clock = utc_now) -> datetime:
     """
     month = month_of(clock())
     while True:
-        state = connection.execute(
-            select(periods.c.state).where(periods.c.month == month).with_for_update(read=True)
-        ).scalar()
-        if state is None:
+        found = _LOCK.rows(connection, month=month)
+        if not found:
             open_period(connection, month)
-        elif state != "open":
+        elif found[0]["state"] != "open":
             month = next_month(month)
         else:
             now = clock()

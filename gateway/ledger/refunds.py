@@ -108,6 +108,12 @@ def refund(
     return made
 
 
+def charged_account(connection: Connection, request_id: str) -> int:
+    """Return the account that a closed request belongs to. It must exist."""
+    query = select(receipts.c.account_id).where(receipts.c.request_id == request_id)
+    return int(connection.execute(query).scalar_one())
+
+
 def refunds_of(connection: Connection, request_id: RequestId) -> list[Refund]:
     """List the refunds of a request, oldest first."""
     rows = connection.execute(

@@ -15,24 +15,23 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert
 
-from gateway.accounts.locks import lock_accounts
+from gateway.ledger.balances import Balances, lock_balances
 from gateway.ledger.bounds import settle_windows
 from gateway.ledger.closed import UNITS, ClosedRequest, Output, RequestError, Status
 from gateway.ledger.concurrency import COUNTED
-from gateway.ledger.extend import Extension, extend
+from gateway.ledger.extend import Extension, decide_extensions
 from gateway.ledger.lots import consume
 from gateway.ledger.prices import PriceCache, read_price
 from gateway.ledger.steps import Running, StepLine, charge_steps, measure_steps, write_steps
 from gateway.ledger.workflow_plan import plan_of
-from gateway.pricing import NANOS_MAX, UnpricedUsage, charge, clip, quote
+from gateway.pricing import UnpricedUsage, charge, clip, quote
+from gateway.sql.statements import CompiledStatement, Row, any_of
 from gateway.tables.core import (
     SYSTEM_ACCOUNTS,
-    accounts,
     holds,
     idempotency,
-    keys,
     outputs,
     receipts,
     transfers,
@@ -83,42 +82,26 @@ class Closing:
     """Running steps of a workflow run, to be stopped."""
 
 
-_FIND: Final = select(holds.c.request_id, holds.c.account_id, holds.c.held_tokens).where(
-    holds.c.request_id.in_(bindparam("ids", expanding=True))
+_TAKE: Final = CompiledStatement(
+    delete(holds).where(any_of(holds.c.request_id, "ids")).returning(holds)
 )
-_JOBS: Final = select(holds.c.request_id, holds.c.job, holds.c.price_id).where(
-    holds.c.request_id.in_(bindparam("ids", expanding=True))
-)
-_TAKE: Final = (
-    delete(holds).where(holds.c.request_id.in_(bindparam("ids", expanding=True))).returning(holds)
-)
-_POST_TO_ACCOUNT: Final = (
-    update(accounts)
-    .where(accounts.c.id == bindparam("account"))
-    .values(
-        posted_nanos=accounts.c.posted_nanos - bindparam("charged"),
-        held_nanos=accounts.c.held_nanos - bindparam("held"),
-        open_requests=accounts.c.open_requests - bindparam("ended"),
-        version=accounts.c.version + 1,
+_FREE: Final = CompiledStatement(
+    delete(idempotency).where(
+        idempotency.c.account_id == bindparam("owner"),
+        idempotency.c.key == bindparam("name"),
+        idempotency.c.request_id == bindparam("request"),
     )
 )
-_POST_TO_KEY: Final = (
-    update(keys)
-    .where(keys.c.id == bindparam("key"))
-    .values(
-        spent_nanos=keys.c.spent_nanos + bindparam("charged"),
-        held_nanos=keys.c.held_nanos - bindparam("held"),
-        open_requests=keys.c.open_requests - bindparam("ended"),
-    )
+_INSERT_RECEIPT: Final = CompiledStatement(
+    insert(receipts), columns=[column.name for column in receipts.columns]
 )
-_FREE: Final = delete(idempotency).where(
-    idempotency.c.account_id == bindparam("owner"),
-    idempotency.c.key == bindparam("name"),
-    idempotency.c.request_id == bindparam("request"),
+_INSERT_OUTPUT: Final = CompiledStatement(
+    insert(outputs), columns=[column.name for column in outputs.columns]
 )
-_INSERT_RECEIPT: Final = insert(receipts)
-_INSERT_OUTPUT: Final = insert(outputs)
-_INSERT_TRANSFER: Final = insert(transfers).returning(transfers.c.id, sort_by_parameter_order=True)
+_INSERT_TRANSFER: Final = CompiledStatement(
+    insert(transfers).returning(transfers.c.id),
+    columns=[column.name for column in transfers.columns if column is not transfers.c.id],
+)
 
 
 def settle(
@@ -133,18 +116,27 @@ def settle(
 
     ``now`` is the ``booking_time`` of the same transaction.
     """
+    balances = lock_balances(connection, open=[each.request_id for each in settlements])
+    answers = close(connection, balances, settlements, now=now, prices=prices, retention=retention)
+    balances.write(connection)
+    return answers
+
+
+def close(
+    connection: Connection,
+    balances: Balances,
+    settlements: Sequence[Settlement],
+    *,
+    now: datetime,
+    prices: PriceCache,
+    retention: timedelta,
+) -> list[Closing | None]:
+    """Do what ``settle`` does, with locked balances that the caller writes."""
     ids = [settlement.request_id for settlement in settlements]
-    found = connection.execute(_FIND, {"ids": ids}).all()
-    owners = {row.account_id for row in found}
-    books = lock_accounts(connection, owners)
-    sliced = {row.request_id: row.held_tokens for row in found if row.held_tokens is not None}
-    if _hold_for_overrun(connection, settlements, sliced, prices):
-        books = lock_accounts(connection, owners)
-    taken: dict[str, RowMapping] = {
-        row["request_id"]: row for row in connection.execute(_TAKE, {"ids": ids}).mappings()
-    }
+    taken = {row["request_id"]: row for row in _TAKE.rows(connection, ids=ids)}
+    _hold_for_overrun(connection, balances, settlements, taken, prices)
     answers: list[Closing | None] = []
-    ended: list[tuple[RowMapping, Closing]] = []
+    ended: list[tuple[Row, Closing]] = []
     freed: list[dict[str, Any]] = []
     for settlement in settlements:
         row = taken.pop(settlement.request_id, None)
@@ -163,48 +155,49 @@ def settle(
                 }
             )
     if ended:
-        charges = _post(connection, ended, books, now=now)
+        charges = _post(connection, balances, ended, now=now)
         _write(connection, ended, charges, now=now)
-    if freed:
-        connection.execute(_FREE, freed)
+    _FREE.run(connection, freed)
     return answers
 
 
 def _hold_for_overrun(
     connection: Connection,
+    balances: Balances,
     settlements: Sequence[Settlement],
-    sliced: Mapping[str, int],
+    taken: Mapping[str, Row],
     prices: PriceCache,
-) -> bool:
+) -> None:
     """Extend holds for tokens that streams produced beyond their last slice, if credit allows.
 
     A worker can be ahead of the gateway that extends the hold, or that gateway may have crashed.
-    Return whether any extension was tried.
     """
-    over = {
-        settlement.request_id: settlement.usage.output_tokens
-        for settlement in settlements
-        if settlement.billable
-        and settlement.usage.output_tokens > sliced.get(settlement.request_id, NANOS_MAX)
-    }
-    extensions = []
-    for row in connection.execute(_JOBS, {"ids": list(over)}) if over else ():
+    extensions: dict[str, Extension] = {}
+    for settlement in settlements:
+        row = taken.get(settlement.request_id)
+        if row is None or row["held_tokens"] is None or not settlement.billable:
+            continue
+        if settlement.usage.output_tokens <= row["held_tokens"]:
+            continue
         try:
-            limits = decode_job(row.job).limits
+            limits = decode_job(row["job"]).limits
         except msgspec.MsgspecError:
             continue
-        tokens = min(over[row.request_id], limits.output_tokens)
+        tokens = min(settlement.usage.output_tokens, limits.output_tokens)
         covered = msgspec.structs.replace(limits, output_tokens=tokens)
-        bill = quote(read_price(connection, row.price_id, prices), covered)
-        extensions.append(Extension(row.request_id, bill.total_nanos, tokens))
+        bill = quote(read_price(connection, row["price_id"], prices), covered)
+        # Only the first settlement of a request in a batch closes it.
+        extensions.setdefault(
+            settlement.request_id, Extension(settlement.request_id, bill.total_nanos, tokens)
+        )
     if extensions:
-        extend(connection, extensions)
-    return bool(extensions)
+        rows = {id: taken[id] for id in extensions}
+        decide_extensions(connection, balances, rows, list(extensions.values()))
 
 
 def _close(
     connection: Connection,
-    row: RowMapping,
+    row: Row,
     settlement: Settlement,
     *,
     now: datetime,
@@ -284,61 +277,41 @@ def _close(
     )
 
 
-def _stand_in(row: RowMapping) -> Job:
+def _stand_in(row: Row) -> Job:
     """Build a job with no input and no limits, for a request whose job cannot be read."""
     return Job(row["request_id"], str(row["account_id"]), row["model"], row["task"], {})
 
 
 def _post(
     connection: Connection,
-    ended: Sequence[tuple[RowMapping, Closing]],
-    books: Mapping[int, RowMapping],
+    balances: Balances,
+    ended: Sequence[tuple[Row, Closing]],
     *,
     now: datetime,
 ) -> dict[int, int]:
     """Move the money, in one transfer per charged account. Return account → transfer."""
     charged: defaultdict[int, int] = defaultdict(int)
-    held: defaultdict[int, int] = defaultdict(int)
-    key_charged: defaultdict[int, int] = defaultdict(int)
-    key_held: defaultdict[int, int] = defaultdict(int)
-    closed: defaultdict[int, int] = defaultdict(int)
-    key_closed: defaultdict[int, int] = defaultdict(int)
     first: dict[int, str] = {}
     for row, settled in ended:
-        account, key, cost = row["account_id"], row["key_id"], settled.closed.cost_nanos
-        charged[account] += cost
-        held[account] += row["hold_nanos"]
-        key_charged[key] += cost
-        key_held[key] += row["hold_nanos"]
-        if row["service_class"] == COUNTED:
-            closed[account] += 1
-            key_closed[key] += 1
+        account, cost = row["account_id"], settled.closed.cost_nanos
+        balances.change(
+            account,
+            row["key_id"],
+            held=-row["hold_nanos"],
+            charged=cost,
+            opened=-int(row["service_class"] == COUNTED),
+        )
         if cost:
+            charged[account] += cost
             first.setdefault(account, row["request_id"])
-    connection.execute(
-        _POST_TO_ACCOUNT,
-        [
-            {"account": id, "charged": charged[id], "held": held[id], "ended": closed[id]}
-            for id in sorted(held)
-        ],
-    )
-    connection.execute(
-        _POST_TO_KEY,
-        [
-            {"key": id, "charged": key_charged[id], "held": key_held[id], "ended": key_closed[id]}
-            for id in sorted(key_held)
-        ],
-    )
     settle_windows(
         connection,
         [(row["windows"], row["hold_nanos"], settled.closed.cost_nanos) for row, settled in ended],
     )
     consume(connection, charged)
-    paying = sorted(first)
-    if not paying:
-        return {}
-    made = connection.execute(
-        _INSERT_TRANSFER,
+    paying = sorted(charged)
+    made = _INSERT_TRANSFER.first_each(
+        connection,
         [
             {
                 "key": f"charge:{first[id]}",
@@ -346,8 +319,8 @@ def _post(
                 "from_account": id,
                 "to_account": SYSTEM_ACCOUNTS["revenue"],
                 "amount_nanos": charged[id],
-                "posted_after": books[id]["posted_nanos"] - charged[id],
-                "account_version": books[id]["version"] + 1,
+                "posted_after": balances.accounts[id].posted_nanos,
+                "account_version": balances.accounts[id].version + 1,
                 "actor": "settler",
                 "reason": "",
                 "booked_at": now,
@@ -355,18 +328,18 @@ def _post(
             for id in paying
         ],
     )
-    return dict(zip(paying, made.scalars(), strict=True))
+    return {id: row["id"] for id, row in zip(paying, made, strict=True) if row is not None}
 
 
 def _write(
     connection: Connection,
-    ended: Sequence[tuple[RowMapping, Closing]],
+    ended: Sequence[tuple[Row, Closing]],
     charges: Mapping[int, int],
     *,
     now: datetime,
 ) -> None:
-    connection.execute(
-        _INSERT_RECEIPT, [_receipt(row, settled.closed, charges) for row, settled in ended]
+    _INSERT_RECEIPT.run(
+        connection, [_receipt(row, settled.closed, charges) for row, settled in ended]
     )
     write_steps(connection, [(row["request_id"], settled.steps) for row, settled in ended])
     kept = [
@@ -378,8 +351,7 @@ def _write(
         for row, settled in ended
         if settled.closed.kept_until is not None and settled.closed.kept_until > now
     ]
-    if kept:
-        connection.execute(_INSERT_OUTPUT, kept)
+    _INSERT_OUTPUT.run(connection, kept)
     awaited = [
         {
             "request_id": row["request_id"],
@@ -395,7 +367,7 @@ def _write(
         connection.execute(insert(webhook_deliveries), awaited)
 
 
-def _keep_until(row: RowMapping, now: datetime, retention: timedelta) -> datetime:
+def _keep_until(row: Row, now: datetime, retention: timedelta) -> datetime:
     if row["service_class"] == "batch":
         # Keep it until the batch's file is written, which can be some time after the batch ends.
         deadline_at: datetime = row["deadline_at"]
@@ -403,7 +375,7 @@ def _keep_until(row: RowMapping, now: datetime, retention: timedelta) -> datetim
     return now + retention
 
 
-def _receipt(row: RowMapping, closed: ClosedRequest, charges: Mapping[int, int]) -> dict[str, Any]:
+def _receipt(row: Row, closed: ClosedRequest, charges: Mapping[int, int]) -> dict[str, Any]:
     return {
         "request_id": closed.request_id,
         "account_id": closed.account_id,

@@ -19,6 +19,7 @@ from gateway.ledger.lots import LotKind, consume, open_lot
 from gateway.ledger.periods import Clock, booking_time, utc_now
 from gateway.pricing import NANOS_MAX, format_usd
 from gateway.sql.database import wide_sum
+from gateway.sql.statements import Row
 from gateway.tables.core import SYSTEM_ACCOUNTS, accounts, transfers
 
 CreditKind: TypeAlias = Literal["topup", "grant", "rebate", "correction", "refund"]
@@ -170,7 +171,7 @@ def owed(connection: Connection, account_id: int) -> int:
 
 def move(
     connection: Connection,
-    account: RowMapping,
+    account: Row,
     amount_nanos: int,
     other: int,
     *,
@@ -312,7 +313,7 @@ def _repeated(row: RowMapping) -> Transfer:
     )
 
 
-def _lock(connection: Connection, account_id: int) -> RowMapping:
+def _lock(connection: Connection, account_id: int) -> Row:
     account = lock_accounts(connection, [account_id]).get(account_id)
     if account is None:
         raise LookupError(f"unknown account {account_id}")

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Final, Literal, TypedDict
 
 from sqlalchemy import Connection
 
 from gateway.accounts.accounts import (
     Account,
+    Status,
     change_account,
     create_account,
     find_account,
     list_accounts,
 )
+from gateway.accounts.locks import lock_accounts
+from gateway.audit_log import Author, record
 from gateway.checks.moments import timestamp
 from gateway.errors import NotFound
 from gateway.operations.bodies import Body, Name, UsdAmount
+from gateway.operations.pages import cut_page, read_cursor
 from gateway.operations.refusals import refusals
 from gateway.pricing import format_usd
+
+TERMS: Final = frozenset({"credit_limit", "allowance"})
+"""Fields of a change that belong to finance."""
 
 
 class AccountBody(Body):
@@ -48,13 +55,26 @@ class AccountView(TypedDict):
 
 
 @refusals()
-def create(connection: Connection, body: AccountBody) -> AccountView:
+def create(connection: Connection, author: Author, body: AccountBody) -> AccountView:
     made = create_account(connection, body.name, credit_limit_nanos=body.credit_limit)
-    return account_view(made)
+    view = account_view(made)
+    record(connection, author, "account.create", subject(made), account_id=made.id, after=view)
+    return view
 
 
-def list_all(connection: Connection) -> list[AccountView]:
-    return [account_view(each) for each in list_accounts(connection)]
+def list_page(
+    connection: Connection,
+    *,
+    status: Status | None,
+    name: str | None,
+    limit: int,
+    cursor: str | None,
+) -> tuple[list[AccountView], str | None]:
+    """List accounts in order of their numbers, and return the cursor of the next page."""
+    after = read_cursor(cursor, "an account")
+    found = list_accounts(connection, status=status, name=name, limit=limit + 1, after=after)
+    page, more = cut_page(found, limit)
+    return [account_view(each) for each in page], more
 
 
 def show(connection: Connection, account: str) -> AccountView:
@@ -62,17 +82,32 @@ def show(connection: Connection, account: str) -> AccountView:
 
 
 @refusals()
-def change(connection: Connection, account: str, body: AccountChange) -> AccountView:
+def change(
+    connection: Connection, author: Author, account: str, body: AccountChange
+) -> AccountView:
+    found = find_owner(connection, account)
+    lock_accounts(connection, [found.id])
+    found = find_account(connection, found.id)
     changed = change_account(
         connection,
-        find_owner(connection, account).id,
+        found.id,
         credit_limit_nanos=body.credit_limit,
         allowance_nanos=body.allowance,
         status=body.status,
         report_tz=body.report_tz,
         name=body.name,
     )
-    return account_view(changed)
+    view = account_view(changed)
+    record(
+        connection,
+        author,
+        "account.change",
+        subject(changed),
+        account_id=changed.id,
+        before=account_view(found),
+        after=view,
+    )
+    return view
 
 
 def find_owner(connection: Connection, account: str | int) -> Account:
@@ -88,6 +123,11 @@ def find_owner(connection: Connection, account: str | int) -> Account:
 def owner_id(connection: Connection, account: str | None) -> int | None:
     """Find the id of an account by name or number; None, for all accounts, if none is named."""
     return None if account is None else find_owner(connection, account).id
+
+
+def subject(account: Account) -> str:
+    """Return an account's name in the audit log, which outlives a change of its own name."""
+    return f"account {account.id}"
 
 
 def account_view(account: Account) -> AccountView:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from gateway.accounts.limits import LIMIT_MAX
 from gateway.checks.decoding import ID_MAX
 from gateway.checks.entered import NAME_MAX, REASON_MAX, REFERENCE_MAX
 from gateway.checks.moments import read_moment
+from gateway.checks.strict import StrictModel
 from gateway.pricing import parse_usd
 
 
@@ -47,5 +48,5 @@ Reason: TypeAlias = Annotated[str, Field(min_length=1, max_length=REASON_MAX)]
 Reference: TypeAlias = Annotated[str, Field(min_length=1, max_length=REFERENCE_MAX)]
 
 
-class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class Body(StrictModel):
+    model_config = ConfigDict(frozen=True)

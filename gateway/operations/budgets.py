@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypedDict
 from pydantic import ConfigDict, Field
 from sqlalchemy import Connection
 
-from gateway.accounts.accounts import Account, find_account, list_accounts
+from gateway.accounts.accounts import Account, account_names, find_account
 from gateway.accounts.budgets import (
     Budget,
     BudgetState,
@@ -18,11 +18,15 @@ from gateway.accounts.budgets import (
     change_budget,
     create_budget,
     end_budget,
+    find_budget,
     list_budgets,
 )
+from gateway.accounts.locks import lock_accounts
+from gateway.audit_log import Author, record
 from gateway.checks.moments import timestamp
 from gateway.operations.bodies import Body, Id, Label, Name, UsdAmount
 from gateway.operations.limits import check_model
+from gateway.operations.pages import cut_page, read_cursor
 from gateway.operations.refusals import refusals
 from gateway.pricing import format_usd
 
@@ -78,7 +82,7 @@ class BudgetView(TypedDict):
 
 
 @refusals()
-def create(connection: Connection, body: BudgetBody) -> BudgetView:
+def create(connection: Connection, author: Author, body: BudgetBody) -> BudgetView:
     check_model(connection, body.model)
     made = create_budget(
         connection,
@@ -91,40 +95,82 @@ def create(connection: Connection, body: BudgetBody) -> BudgetView:
         name=body.name,
         tz=body.tz,
     )
-    return _view(connection, made)
+    view = _view(connection, made)
+    record(
+        connection, author, "budget.create", _subject(made), account_id=made.account_id, after=view
+    )
+    return view
 
 
 @refusals()
-def list_all(connection: Connection, account: str | None) -> list[BudgetView]:
-    """List the budgets in force, of one account or of all."""
-    if account is not None:
-        return of_account(connection, find_account(connection, account))
-    return _views(connection, list_accounts(connection), list_budgets(connection))
+def list_page(
+    connection: Connection,
+    *,
+    account: str | None,
+    key: int | None,
+    model: str | None,
+    limit: int,
+    cursor: str | None,
+) -> tuple[list[BudgetView], str | None]:
+    """List the budgets in force in order of their numbers, and return the cursor of the next
+    page."""
+    after = read_cursor(cursor, "a budget")
+    found = list_budgets(
+        connection,
+        None if account is None else find_account(connection, account).id,
+        key_id=key,
+        model=model,
+        limit=limit + 1,
+        after=after,
+    )
+    page, more = cut_page(found, limit)
+    return _views(connection, page), more
 
 
 def of_account(connection: Connection, owner: Account) -> list[BudgetView]:
-    return _views(connection, [owner], list_budgets(connection, owner.id))
+    return _views(connection, list_budgets(connection, owner.id))
 
 
 @refusals()
-def change(connection: Connection, budget_id: int, body: BudgetChange) -> BudgetView:
+def change(
+    connection: Connection, author: Author, budget_id: int, body: BudgetChange
+) -> BudgetView:
+    lock_accounts(connection, [find_budget(connection, budget_id).account_id])
+    before = _view(connection, find_budget(connection, budget_id))
     changed = change_budget(connection, budget_id, limit_nanos=body.limit, hard=body.hard)
-    return _view(connection, changed)
+    view = _view(connection, changed)
+    record(
+        connection,
+        author,
+        "budget.change",
+        _subject(changed),
+        account_id=changed.account_id,
+        before=before,
+        after=view,
+    )
+    return view
 
 
 @refusals()
-def end(connection: Connection, budget_id: int) -> BudgetView:
-    return _view(connection, end_budget(connection, budget_id))
+def end(connection: Connection, author: Author, budget_id: int) -> BudgetView:
+    ended = end_budget(connection, budget_id)
+    view = _view(connection, ended)
+    record(
+        connection, author, "budget.end", _subject(ended), account_id=ended.account_id, before=view
+    )
+    return view
+
+
+def _subject(budget: Budget) -> str:
+    return f"budget {budget.id}"
 
 
 def _view(connection: Connection, budget: Budget) -> BudgetView:
-    return _views(connection, [find_account(connection, budget.account_id)], [budget])[0]
+    return _views(connection, [budget])[0]
 
 
-def _views(
-    connection: Connection, owners: Sequence[Account], found: Sequence[Budget]
-) -> list[BudgetView]:
-    names = {owner.id: owner.name for owner in owners}
+def _views(connection: Connection, found: Sequence[Budget]) -> list[BudgetView]:
+    names = account_names(connection, {budget.account_id for budget in found})
     states = budget_states(connection, found, datetime.now(UTC))
     return [_budget_view(state, account=names[state.budget.account_id]) for state in states]
 

@@ -7,18 +7,21 @@ whatever its size.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import Field
 from sqlalchemy import Connection
 
+from gateway.audit_log import Act, Author, record
 from gateway.billing.corrections import plan, post
 from gateway.checks.entered import BALANCE_MAX_NANOS, REFERENCE_MAX, check_amount, check_text
 from gateway.checks.moments import timestamp
+from gateway.ledger.refunds import charged_account
 from gateway.ledger.refunds import refund as refund_charge
 from gateway.ledger.transfers import Transfer, add_credit, chargeback, owed
-from gateway.operations.accounts import find_owner, owner_id
+from gateway.operations.accounts import find_owner, owner_id, subject
 from gateway.operations.bodies import Body, Moment, Name, Reason, Reference, UsdAmount
 from gateway.operations.refusals import refusals
 from gateway.pricing import Price, format_usd
@@ -88,26 +91,38 @@ class CorrectionsView(TypedDict):
 
 
 @refusals()
-def add(connection: Connection, account: str, body: CreditBody, *, actor: str) -> TransferView:
+def add(connection: Connection, author: Author, account: str, body: CreditBody) -> TransferView:
     """Book a top-up or a grant, once per reference."""
+    owner = find_owner(connection, account)
     made = add_credit(
         connection,
-        find_owner(connection, account).id,
+        owner.id,
         check_amount(body.amount, "the amount"),
         kind=body.kind,
         key=_key(body.kind, body.reference),
-        actor=actor,
+        actor=author.name,
         reason=body.reason,
         priority=body.priority,
         expires_at=body.expires_at,
     )
     _check_balance("the balance", made.posted_after)
-    return transfer_view(made)
+    entered = {"kind": body.kind, "reference": body.reference, "priority": body.priority}
+    expires_at = timestamp(body.expires_at) if body.expires_at else None
+    return _recorded(
+        connection,
+        author,
+        "credit.add",
+        subject(owner),
+        made,
+        account_id=owner.id,
+        entered={**entered, "expires_at": expires_at},
+        reason=body.reason,
+    )
 
 
 @refusals()
 def charge_back(
-    connection: Connection, account: str, body: ChargebackBody, *, actor: str
+    connection: Connection, author: Author, account: str, body: ChargebackBody
 ) -> TransferView:
     """Reverse a payment, once per reference. What is already spent becomes a debt."""
     owner = find_owner(connection, account)
@@ -116,31 +131,50 @@ def charge_back(
         owner.id,
         check_amount(body.amount, "the amount"),
         key=_key("chargeback", body.reference),
-        actor=actor,
+        actor=author.name,
         reason=body.reason,
     )
     _check_balance("the debt", owed(connection, owner.id))
-    return transfer_view(made)
+    return _recorded(
+        connection,
+        author,
+        "credit.charge_back",
+        subject(owner),
+        made,
+        account_id=owner.id,
+        entered={"reference": body.reference},
+        reason=body.reason,
+    )
 
 
 @refusals()
 def refund(
-    connection: Connection, request_id: str, body: RefundBody, *, actor: str
+    connection: Connection, author: Author, request_id: str, body: RefundBody
 ) -> TransferView:
     made = refund_charge(
         connection,
         request_id,
         body.amount,
         key=f"refund:{request_id}:{body.reference or new_reference()}",
-        actor=actor,
+        actor=author.name,
         reason=body.reason,
     )
-    return transfer_view(made)
+    return _recorded(
+        connection,
+        author,
+        "credit.refund",
+        f"request {request_id}",
+        made,
+        account_id=charged_account(connection, request_id),
+        entered={"reference": body.reference},
+        reason=body.reason,
+    )
 
 
 @refusals()
 def correct(
     connection: Connection,
+    author: Author,
     model: str,
     price: Price,
     *,
@@ -149,21 +183,31 @@ def correct(
     account: str | None,
     reference: str,
     reason: str,
-    actor: str,
     dry_run: bool,
 ) -> CorrectionsView:
     """Refund what requests accepted in a span paid beyond the right price, once per reference."""
+    account_id = owner_id(connection, account)
     found = plan(
-        connection,
-        model,
-        price,
-        starts_at=starts_at,
-        ends_at=ends_at,
-        account_id=owner_id(connection, account),
+        connection, model, price, starts_at=starts_at, ends_at=ends_at, account_id=account_id
     )
     booked = 0
     if not dry_run:
-        booked = post(connection, found, reference=reference, actor=actor, reason=reason)
+        booked = post(connection, found, reference=reference, actor=author.name, reason=reason)
+        record(
+            connection,
+            author,
+            "credit.correct",
+            f"model {model}",
+            account_id=account_id,
+            after={
+                "from": timestamp(starts_at),
+                "to": timestamp(ends_at),
+                "reference": reference,
+                "requests": len(found),
+                "booked": format_usd(booked),
+            },
+            reason=reason,
+        )
     return {
         "object": "correction",
         "dry_run": dry_run,
@@ -185,6 +229,25 @@ def correct(
 
 def new_reference() -> str:
     return secrets.token_hex(12)
+
+
+def _recorded(
+    connection: Connection,
+    author: Author,
+    act: Act,
+    subject: str,
+    made: Transfer,
+    *,
+    account_id: int,
+    entered: Mapping[str, Any],
+    reason: str,
+) -> TransferView:
+    """Record a transfer, unless its reference had been booked before. Return its view."""
+    view = transfer_view(made)
+    if not made.repeated:
+        after = {**entered, "transfer": made.id, "amount": view["amount"]}
+        record(connection, author, act, subject, account_id=account_id, after=after, reason=reason)
+    return view
 
 
 def _key(kind: str, reference: str) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Final, TypedDict
 from pydantic import Field
 from sqlalchemy import Connection
 
+from gateway.audit_log import Author, record
 from gateway.billing.statements.close import NOTE_REASON_MAX, credit_note
 from gateway.billing.statements.statement import Invoice, Statement, invoices_of
 from gateway.checks.moments import timestamp
@@ -44,13 +45,25 @@ def list_all(connection: Connection, account: str | None) -> list[InvoiceView]:
 
 
 @refusals(param="amount")
-def credit(connection: Connection, number: str, body: CreditNoteBody, *, actor: str) -> InvoiceView:
+def credit(
+    connection: Connection, author: Author, number: str, body: CreditNoteBody
+) -> InvoiceView:
     """Write a credit note, which gives back part of an invoice."""
     try:
-        note = credit_note(connection, number, body.amount, actor=actor, reason=body.reason)
+        note = credit_note(connection, number, body.amount, actor=author.name, reason=body.reason)
     except LookupError as error:
         raise NotFound("invoice_not_found", sentence(error)) from None
-    return invoice_view(note)
+    view = invoice_view(note)
+    record(
+        connection,
+        author,
+        "invoice.credit",
+        f"invoice {number}",
+        account_id=note.account_id,
+        after=view,
+        reason=body.reason,
+    )
+    return view
 
 
 def page(made: Statement, settings: Settings, format: str) -> bytes:

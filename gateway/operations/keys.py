@@ -1,48 +1,129 @@
-"""API keys: create, list, revoke."""
+"""API keys: create, list, change, rotate, revoke."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypedDict
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final, Literal, TypedDict
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from sqlalchemy import Connection
 
-from gateway.accounts.keys import KeyInfo, create_key, list_keys, revoke_key
+from gateway.accounts.key_changes import OVERLAP_MAX, change_key, rotate_key
+from gateway.accounts.key_uses import last_uses
+from gateway.accounts.keys import (
+    KeyFilter,
+    KeyInfo,
+    KeyStatus,
+    KeyValues,
+    create_key,
+    find_key,
+    key_by_id,
+    list_keys,
+    revoke_key,
+    status_of,
+    successors,
+)
+from gateway.accounts.limits import concurrent_of, set_concurrent
+from gateway.accounts.locks import lock_accounts
+from gateway.accounts.roles import Role
+from gateway.audit_log import Author, record
 from gateway.checks.moments import timestamp
 from gateway.operations.accounts import find_owner, owner_id
-from gateway.operations.bodies import Body, Label, Limit, Moment, UsdAmount
+from gateway.operations.bodies import Body, Label, Limit, Moment, Name, UsdAmount
+from gateway.operations.limits import check_model
+from gateway.operations.pages import cut_page, read_cursor
 from gateway.operations.refusals import refusals
 from gateway.pricing import format_usd
 
+MODELS_MAX: Final = 1000
+OVERLAP_S: Final = 86_400
+Models = Annotated[tuple[Name, ...], Field(min_length=1, max_length=MODELS_MAX)]
+
 
 class KeyBody(Body):
+    """A key to be created. Without ``models``, it may use all."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"name": "ci", "spend_limit": "2.50", "models": ["pocket-chat"]}]
+        },
+    )
+
     name: Label = ""
     scopes: Annotated[tuple[Literal["inference", "read", "admin"], ...], Field(min_length=1)] = (
         "inference",
         "read",
     )
+    role: Role | None = None
+    """Only with the scope ``admin``; default: operator."""
+    models: Models | None = None
     expires_at: Moment | None = None
     requests_per_minute: Limit | None = None
     tokens_per_minute: Limit | None = None
+    concurrent: Limit | None = None
     spend_limit: UsdAmount | None = None
+
+
+class KeyChange(Body):
+    """Change of a key; omitted fields keep their value, and null removes a limit."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"spend_limit": "10", "expires_at": None}]}
+    )
+
+    name: Label = ""
+    models: Models | None = None
+    expires_at: Moment | None = None
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    concurrent: Limit | None = None
+    spend_limit: UsdAmount | None = None
+
+    def values(self) -> KeyValues:
+        """Return the attributes that were sent, but for ``concurrent``."""
+        values = KeyValues()
+        for name in ("name", "models", "expires_at", "requests_per_minute", "tokens_per_minute"):
+            if name in self.model_fields_set:
+                values[name] = getattr(self, name)
+        if "spend_limit" in self.model_fields_set:
+            values["spend_limit_nanos"] = self.spend_limit
+        return values
+
+
+class RotationBody(Body):
+    """Rotation of a key: seconds for which the old one stays valid."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"overlap_s": 3600}]})
+
+    overlap_s: Annotated[int, Field(ge=0, le=int(OVERLAP_MAX.total_seconds()))] = OVERLAP_S
 
 
 class KeyLimitsView(TypedDict):
     requests_per_minute: int | None
     tokens_per_minute: int | None
+    concurrent: int | None
     spend: str | None
 
 
 class KeyView(TypedDict):
+    """A key. ``models`` is null if it may use all; ``last_used_at`` is exact to a minute."""
+
     object: Literal["key"]
     id: int
     account: str
     name: str
     prefix: str
+    status: KeyStatus
     scopes: list[str]
+    role: Role | None
+    models: list[str] | None
     created_at: str
     expires_at: str | None
     revoked_at: str | None
+    last_used_at: str | None
+    replaces: int | None
+    replaced_by: int | None
     limits: KeyLimitsView
     spent: str
     held: str
@@ -55,7 +136,10 @@ class NewKeyView(KeyView):
 
 
 @refusals()
-def create(connection: Connection, account: str, body: KeyBody, *, pepper: bytes) -> NewKeyView:
+def create(
+    connection: Connection, author: Author, account: str, body: KeyBody, *, pepper: bytes
+) -> NewKeyView:
+    _check_models(connection, body.models)
     secret, made = create_key(
         connection,
         find_owner(connection, account).id,
@@ -66,20 +150,139 @@ def create(connection: Connection, account: str, body: KeyBody, *, pepper: bytes
         requests_per_minute=body.requests_per_minute,
         tokens_per_minute=body.tokens_per_minute,
         spend_limit_nanos=body.spend_limit,
+        models=body.models,
+        role=body.role,
     )
-    return {**key_view(made), "secret": secret}
+    if body.concurrent is not None:
+        set_concurrent(connection, made.account_id, made.id, body.concurrent)
+    view = show(connection, made.id)
+    record(connection, author, "key.create", subject(made), account_id=made.account_id, after=view)
+    return {**view, "secret": secret}
 
 
-def list_all(connection: Connection, account: str | None) -> list[KeyView]:
-    return [key_view(each) for each in list_keys(connection, owner_id(connection, account))]
+def list_page(
+    connection: Connection,
+    *,
+    account: str | None,
+    status: KeyStatus | None,
+    name: str | None,
+    limit: int,
+    cursor: str | None,
+) -> tuple[list[KeyView], str | None]:
+    """List keys in order of their numbers, and return the cursor of the next page."""
+    after = read_cursor(cursor, "a key")
+    wanted = KeyFilter(owner_id(connection, account), status, name)
+    found = list_keys(connection, wanted, limit=limit + 1, after=after)
+    page, more = cut_page(found, limit)
+    return _views(connection, page), more
+
+
+def show(connection: Connection, key_id: int) -> KeyView:
+    (view,) = _views(connection, [key_by_id(connection, key_id)])
+    return view
 
 
 @refusals()
-def revoke(connection: Connection, key: str) -> KeyView:
-    return key_view(revoke_key(connection, key))
+def change(connection: Connection, author: Author, key: str, body: KeyChange) -> KeyView:
+    found = find_key(connection, key)
+    _check_models(connection, body.models)
+    lock_accounts(connection, [found.account_id])
+    before = show(connection, found.id)
+    change_key(connection, found.id, body.values())
+    if "concurrent" in body.model_fields_set:
+        set_concurrent(connection, found.account_id, found.id, body.concurrent)
+    view = show(connection, found.id)
+    record(
+        connection,
+        author,
+        "key.change",
+        subject(found),
+        account_id=found.account_id,
+        before=before,
+        after=view,
+    )
+    return view
 
 
-def key_view(key: KeyInfo) -> KeyView:
+@refusals()
+def rotate(
+    connection: Connection, author: Author, key: str, body: RotationBody, *, pepper: bytes
+) -> NewKeyView:
+    """Create a key that replaces another one, which expires after the overlap."""
+    secret, made, old = rotate_key(
+        connection,
+        find_key(connection, key).id,
+        pepper=pepper,
+        overlap=timedelta(seconds=body.overlap_s),
+        now=datetime.now(UTC),
+    )
+    view = show(connection, made.id)
+    expiry = timestamp(old.expires_at) if old.expires_at else None
+    record(
+        connection,
+        author,
+        "key.rotate",
+        subject(old),
+        account_id=old.account_id,
+        after={**view, "old_expires_at": expiry},
+    )
+    return {**view, "secret": secret}
+
+
+@refusals()
+def revoke(connection: Connection, author: Author, key: str) -> KeyView:
+    found = find_key(connection, key)
+    lock_accounts(connection, [found.account_id])
+    before = show(connection, found.id)
+    revoke_key(connection, key)
+    view = show(connection, found.id)
+    record(
+        connection,
+        author,
+        "key.revoke",
+        subject(found),
+        account_id=found.account_id,
+        before=before,
+        after=view,
+    )
+    return view
+
+
+def subject(key: KeyInfo) -> str:
+    return f"key {key.id}"
+
+
+def _check_models(connection: Connection, models: Collection[str] | None) -> None:
+    """Raise ``NotFound`` unless every model is or was on sale."""
+    for model in models or ():
+        check_model(connection, model)
+
+
+def _views(connection: Connection, found: Sequence[KeyInfo]) -> list[KeyView]:
+    ids = [key.id for key in found]
+    used, concurrent = last_uses(connection, ids), concurrent_of(connection, ids)
+    replaced_by = successors(connection, ids)
+    now = datetime.now(UTC)
+    return [
+        _view(
+            key,
+            now,
+            used_at=used.get(key.id),
+            concurrent=concurrent.get(key.id),
+            replaced_by=replaced_by.get(key.id),
+        )
+        for key in found
+    ]
+
+
+def _view(
+    key: KeyInfo,
+    now: datetime,
+    *,
+    used_at: datetime | None,
+    concurrent: int | None,
+    replaced_by: int | None,
+) -> KeyView:
     """Return a key without its secret, which is not stored."""
     limit = key.spend_limit_nanos
     return {
@@ -88,13 +291,20 @@ def key_view(key: KeyInfo) -> KeyView:
         "account": key.account,
         "name": key.name,
         "prefix": key.prefix,
+        "status": status_of(key, now),
         "scopes": sorted(key.scopes),
+        "role": key.role,
+        "models": None if key.models is None else sorted(key.models),
         "created_at": timestamp(key.created_at),
         "expires_at": timestamp(key.expires_at) if key.expires_at else None,
         "revoked_at": timestamp(key.revoked_at) if key.revoked_at else None,
+        "last_used_at": timestamp(used_at) if used_at else None,
+        "replaces": key.replaces,
+        "replaced_by": replaced_by,
         "limits": {
             "requests_per_minute": key.requests_per_minute,
             "tokens_per_minute": key.tokens_per_minute,
+            "concurrent": concurrent,
             "spend": format_usd(limit) if limit is not None else None,
         },
         "spent": format_usd(key.spent_nanos),

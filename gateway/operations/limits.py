@@ -11,6 +11,8 @@ from sqlalchemy import Connection
 from gateway.accounts.accounts import Account, find_account, list_accounts
 from gateway.accounts.limits import Limit as RateLimit
 from gateway.accounts.limits import list_limits, remove_limit, set_limit
+from gateway.accounts.locks import lock_accounts
+from gateway.audit_log import Author, record
 from gateway.errors import NotFound
 from gateway.ledger.prices import check_sold
 from gateway.operations.bodies import Body, Id, Limit, Name
@@ -48,7 +50,7 @@ class RateLimitView(TypedDict):
 
 
 @refusals()
-def put(connection: Connection, body: RateLimitBody) -> RateLimitView:
+def put(connection: Connection, author: Author, body: RateLimitBody) -> RateLimitView:
     """Create a limit, or replace the existing one for the same account, key and model."""
     check_model(connection, body.model)
     owner = find_account(connection, body.account)
@@ -61,7 +63,21 @@ def put(connection: Connection, body: RateLimitBody) -> RateLimitView:
         concurrent_max=body.concurrent,
         cancelled_seconds_per_hour=body.cancelled_seconds_per_hour,
     )
-    return _views([owner], [set_limit(connection, limit)])[0]
+    place = (limit.key_id, limit.model)
+    lock_accounts(connection, [owner.id])
+    known = list_limits(connection, owner.id)
+    replaced = [one for one in known if (one.key_id, one.model) == place]
+    (view,) = _views([owner], [set_limit(connection, limit)])
+    record(
+        connection,
+        author,
+        "limit.set",
+        _subject(limit),
+        account_id=owner.id,
+        before=_views([owner], replaced)[0] if replaced else None,
+        after=view,
+    )
+    return view
 
 
 @refusals()
@@ -78,10 +94,13 @@ def of_account(connection: Connection, owner: Account) -> list[RateLimitView]:
 
 @refusals()
 def remove(
-    connection: Connection, account: str, *, key: int | None, model: str | None
+    connection: Connection, author: Author, account: str, *, key: int | None, model: str | None
 ) -> RateLimitView:
     owner = find_account(connection, account)
-    return _views([owner], [remove_limit(connection, owner.id, key_id=key, model=model)])[0]
+    removed = remove_limit(connection, owner.id, key_id=key, model=model)
+    (view,) = _views([owner], [removed])
+    record(connection, author, "limit.remove", _subject(removed), account_id=owner.id, before=view)
+    return view
 
 
 def check_model(connection: Connection, model: str | None) -> None:
@@ -93,6 +112,12 @@ def check_model(connection: Connection, model: str | None) -> None:
         raise NotFound(
             "model_not_found", f"The model {model!r} does not exist.", param="model"
         ) from None
+
+
+def _subject(limit: RateLimit) -> str:
+    key = "" if limit.key_id is None else f" key {limit.key_id}"
+    model = "" if limit.model is None else f" model {limit.model}"
+    return f"account {limit.account_id}{key}{model}"
 
 
 def _views(owners: Sequence[Account], found: Sequence[RateLimit]) -> list[RateLimitView]:

@@ -7,6 +7,7 @@ from typing import Literal, TypedDict
 
 from sqlalchemy import Connection
 
+from gateway.audit_log import Author
 from gateway.billing.statements.close import (
     BillingPeriod,
     changed_since_close,
@@ -60,9 +61,9 @@ def list_all(connection: Connection) -> list[PeriodView]:
 
 
 @refusals(param="month")
-def close(database: Database, month: str, *, actor: str) -> PeriodView:
+def close(database: Database, author: Author, month: str) -> PeriodView:
     """Close a month in several transactions. Blocks for minutes."""
-    return _view(close_month(database, month, actor=actor))
+    return _view(close_month(database, month, author=author))
 
 
 @refusals(param="month")

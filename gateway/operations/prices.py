@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypedDict
 from pydantic import ConfigDict, Field
 from sqlalchemy import Connection
 
+from gateway.audit_log import Author, record
 from gateway.catalog.price_overrides import (
     InvalidPriceOverride,
     read_price_override,
@@ -131,7 +132,7 @@ def list_all(
 
 
 @refusals()
-def put(connection: Connection, body: PriceBody, price: Price | None, *, actor: str) -> PriceView:
+def put(connection: Connection, author: Author, body: PriceBody, price: Price | None) -> PriceView:
     """Put a price in force for all accounts or for one. Without a price, end the account's own."""
     if price is None and body.account is None:
         raise InvalidRequest(
@@ -140,37 +141,59 @@ def put(connection: Connection, body: PriceBody, price: Price | None, *, actor: 
             param="price",
         )
     starts_at = read_start(body.starts, datetime.now(UTC))
+    account_id = owner_id(connection, body.account)
     made = set_price(
         connection,
         body.model,
         price,
-        account_id=owner_id(connection, body.account) or LIST,
+        account_id=account_id or LIST,
         starts_at=starts_at,
-        actor=actor,
+        actor=author.name,
         reason=body.reason,
     )
-    return price_view(made, price)
+    view = price_view(made, price)
+    record(
+        connection,
+        author,
+        "price.end" if price is None else "price.set",
+        f"model {body.model}",
+        account_id=account_id,
+        after=view,
+        reason=body.reason,
+    )
+    return view
 
 
 @refusals()
 def cancel(
-    connection: Connection, body: PriceCancelBody, *, actor: str, cache: PriceCache
+    connection: Connection, author: Author, body: PriceCancelBody, *, cache: PriceCache
 ) -> PriceView:
     """Cancel a price that has not begun."""
     try:
         starts_at = read_scheduled(body.starts)
     except InvalidPriceOverride as error:
         raise InvalidRequest("invalid_value", sentence(error), param="from") from None
+    account_id = owner_id(connection, body.account)
     period = cancel_price(
         connection,
         body.model,
-        account_id=owner_id(connection, body.account) or LIST,
+        account_id=account_id or LIST,
         starts_at=starts_at,
         now=datetime.now(UTC),
-        actor=actor,
+        actor=author.name,
         reason=body.reason,
     )
-    return price_view(period, _price_of(connection, period, cache))
+    view = price_view(period, _price_of(connection, period, cache))
+    record(
+        connection,
+        author,
+        "price.cancel",
+        f"model {body.model}",
+        account_id=account_id,
+        before=view,
+        reason=body.reason,
+    )
+    return view
 
 
 def _price_of(connection: Connection, period: PricePeriod, cache: PriceCache) -> Price | None:

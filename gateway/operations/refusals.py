@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from gateway.accounts.accounts import AccountExists
+from gateway.accounts.users import UserExists
 from gateway.billing.statements.close import CannotClose
 from gateway.catalog.price_overrides import InvalidPriceOverride
 from gateway.errors import Conflict, InvalidRequest, NotFound
@@ -24,6 +25,8 @@ def refusals(*, param: str | None = None) -> Iterator[None]:
         yield
     except AccountExists as error:
         raise Conflict("account_exists", sentence(error), param="name") from None
+    except UserExists as error:
+        raise Conflict("user_exists", sentence(error), param="email") from None
     except TransferConflict as error:
         raise Conflict("reference_conflict", sentence(error), param="reference") from None
     except PriceConflict as error:

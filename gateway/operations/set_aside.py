@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Literal, TypedDict
+from typing import Literal, TypeAlias, TypedDict
 
 from sqlalchemy import Connection
 
-from gateway.aside import Kind, delete_note, is_set_aside, list_notes
+from gateway.aside import Kind, Note, delete_note, find_note, list_notes
+from gateway.audit_log import Act, Author, record
 from gateway.batches import store as batches
 from gateway.checks.moments import timestamp
 from gateway.errors import NotFound
@@ -15,6 +16,8 @@ from gateway.ledger.periods import booking_time
 from gateway.ledger.settle import settle
 from gateway.requests.settle import RELEASED, released
 from workers.contract.jobs import RequestId
+
+Action: TypeAlias = Literal["retry", "release"]
 
 
 class SetAsideView(TypedDict):
@@ -31,41 +34,33 @@ class SetAsideView(TypedDict):
 
 def list_all(connection: Connection, *, limit: int) -> list[SetAsideView]:
     """List what is set aside, newest first."""
-    return [
-        {
-            "object": "set_aside",
-            "kind": note.kind,
-            "name": note.name,
-            "reason": note.reason,
-            "times": note.times,
-            "first_at": timestamp(note.first_at),
-            "last_at": timestamp(note.last_at),
-        }
-        for note in list_notes(connection, limit=limit)
-    ]
+    return [_view(note) for note in list_notes(connection, limit=limit)]
 
 
-def check(connection: Connection, kind: Kind, name: str) -> None:
-    """Raise ``NotFound`` if a row was not set aside."""
-    if not is_set_aside(connection, kind, name):
+def resolve(connection: Connection, author: Author, kind: Kind, name: str, action: Action) -> None:
+    """Record that a row is retried or released. Raise ``NotFound`` if it was not set aside."""
+    note = find_note(connection, kind, name)
+    if note is None:
         raise NotFound("not_set_aside", f"No {kind} {name!r} is set aside.", param="name")
+    act: Act = "set_aside.release" if action == "release" else "set_aside.retry"
+    record(connection, author, act, f"{kind} {name}", before=_view(note))
 
 
-def retry(connection: Connection, kind: Kind, name: str) -> None:
+def retry(connection: Connection, author: Author, kind: Kind, name: str) -> None:
     """Retry a row soon. Raise ``NotFound`` if it was not set aside.
 
     Without its note, a request is retried by the sweeper and a price by each gateway. An outcome
     was abandoned with its request, so only its note is deleted.
     """
-    check(connection, kind, name)
+    resolve(connection, author, kind, name, "retry")
     if kind == "batch":
         batches.retry_now(connection, name)
     delete_note(connection, kind, name)
 
 
-def release(connection: Connection, kind: Kind, name: str) -> None:
+def release(connection: Connection, author: Author, kind: Kind, name: str) -> None:
     """Close a row without a charge. Raise ``NotFound`` if it was not set aside."""
-    check(connection, kind, name)
+    resolve(connection, author, kind, name, "release")
     if kind == "request":
         settle(
             connection,
@@ -78,3 +73,15 @@ def release(connection: Connection, kind: Kind, name: str) -> None:
         error = {"code": "released", "line": None, "message": RELEASED, "param": None}
         batches.fail(connection, name, error)
     delete_note(connection, kind, name)
+
+
+def _view(note: Note) -> SetAsideView:
+    return {
+        "object": "set_aside",
+        "kind": note.kind,
+        "name": note.name,
+        "reason": note.reason,
+        "times": note.times,
+        "first_at": timestamp(note.first_at),
+        "last_at": timestamp(note.last_at),
+    }

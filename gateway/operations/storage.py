@@ -8,7 +8,10 @@ from pydantic import ConfigDict, Field
 from sqlalchemy import Connection
 
 from gateway.accounts.accounts import Account, find_account
+from gateway.accounts.locks import lock_accounts
+from gateway.audit_log import Author, record
 from gateway.files.room import BYTES_MAX, COUNT_MAX, StorageLimits, limits_of, measure, set_limits
+from gateway.operations.accounts import subject
 from gateway.operations.bodies import Body, Id, Name
 from gateway.operations.refusals import refusals
 from gateway.settings import Settings
@@ -38,10 +41,24 @@ class StorageView(TypedDict):
 
 
 @refusals()
-def put(connection: Connection, body: StorageLimitBody, settings: Settings) -> StorageView:
+def put(
+    connection: Connection, author: Author, body: StorageLimitBody, settings: Settings
+) -> StorageView:
     owner = find_account(connection, body.account)
+    lock_accounts(connection, [owner.id])
+    before = of_account(connection, owner, settings)
     set_limits(connection, owner.id, files_max=body.files, bytes_max=body.bytes)
-    return of_account(connection, owner, settings)
+    view = of_account(connection, owner, settings)
+    record(
+        connection,
+        author,
+        "storage.set",
+        subject(owner),
+        account_id=owner.id,
+        before=before,
+        after=view,
+    )
+    return view
 
 
 def of_account(connection: Connection, owner: Account, settings: Settings) -> StorageView:

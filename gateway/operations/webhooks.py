@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Literal, NotRequired, TypedDict
+from urllib.parse import urlsplit
 
 from sqlalchemy import Connection
 
+from gateway.audit_log import Author, record
 from gateway.checks.moments import timestamp
 from gateway.errors import NotFound
 from gateway.ids import is_request_id
@@ -57,10 +59,13 @@ def deliveries(
     return views
 
 
-def resend(connection: Connection, request_id: str, *, account_id: int | None) -> DeliveryView:
+def resend(
+    connection: Connection, author: Author, request_id: str, *, account_id: int | None
+) -> DeliveryView:
     """Start a new series of attempts, whatever the result of the last one.
 
-    ``account_id`` is that of the caller, or None for an operator. Raise ``NotFound``.
+    ``account_id`` is that of the caller, or None for an operator, whose act is recorded. Raise
+    ``NotFound``.
     """
     found = None
     if is_request_id(request_id):
@@ -72,6 +77,16 @@ def resend(connection: Connection, request_id: str, *, account_id: int | None) -
             f"No webhook delivery for {request_id!r}: the request has not ended, has no "
             "webhook, or its delivery was deleted.",
             param="request_id",
+        )
+    if account_id is None:
+        record(
+            connection,
+            author,
+            "webhook.resend",
+            f"request {request_id}",
+            account_id=found.account_id,
+            # Its path and query can be a secret.
+            after={"host": urlsplit(found.url).hostname},
         )
     return delivery_view(found)
 

@@ -6,7 +6,6 @@ is decided inside the hold's transaction, where it is exact for any number of re
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -24,8 +23,8 @@ from gateway.dispatch.enqueue import BATCH_PRIORITY, flow_of
 from gateway.dispatch.health import QueueHealth
 from gateway.errors import TollgateError
 from gateway.failpoints import reach
-from gateway.group_commit import GroupCommit
 from gateway.ledger.holds import Held, HoldAnswer, HoldRequest, Replayed
+from gateway.ledger.writer import LedgerWriter
 from gateway.requests.attachments import QUEUED_BYTES_MAX, Attachments, keeps_blobs
 from gateway.requests.caller import Caller
 from gateway.requests.doubt import Doubts
@@ -37,6 +36,7 @@ from gateway.settings import Settings
 from gateway.sql.database import DatabaseTimeout
 from gateway.sql.outages import OUTAGE
 from gateway.tasks.submission import Submission
+from gateway.time_limit import TimeLimit
 from gateway.voices.store import Voices
 from workers.contract.jobs import BlobRef, Job, RequestId, encode
 
@@ -66,7 +66,7 @@ class Admission:
         *,
         quotes: Quotes,
         health: QueueHealth,
-        holds: GroupCommit[HoldRequest, HoldAnswer],
+        ledger: LedgerWriter,
         rates: Rates,
         doubts: Doubts,
         cancelled: CancelledTime,
@@ -76,13 +76,14 @@ class Admission:
     ) -> None:
         self._quotes = quotes
         self._health = health
-        self._holds = holds
+        self._ledger = ledger
         self._rates = rates
         self._doubts = doubts
         self._cancelled = cancelled
         self._attachments = attachments
         self._voices = voices
         self._settings = settings
+        self._hold_limit = TimeLimit(HOLD_PATIENCE_S)
 
     async def admit(
         self, caller: Caller, submission: Submission, entry: CatalogEntry, request_id: RequestId
@@ -100,7 +101,8 @@ class Admission:
             quoted = replace(quoted, prepared=recorded)
         self._check_queues(quoted, key.account_id)
         await self._cancelled.check(key.account_id, key.limits)
-        rates = wanted(key.limits, key.id, entry.name, tokens=quoted.prepared.limits.tokens)
+        tokens = quoted.prepared.limits.tokens
+        rates = wanted(key.limits, key.id, entry.name, tokens=tokens) if key.limits else ()
         if rates:
             refuse_oversized(rates)
             caller.taken = await self._rates.take(rates)
@@ -210,6 +212,7 @@ class Admission:
                 metadata=dict(submission.metadata) if submission.metadata else None,
                 webhook=submission.webhook,
                 service_class=submission.service_class,
+                durable=needs_durable_hold(submission, runs_steps=quoted.workflow is not None),
             )
         )
         if not isinstance(answer, Held) and job.stored_input is not None:
@@ -234,12 +237,11 @@ class Admission:
         """Hold for a request. On an outage, have the request taken back if it was held after all,
         and raise."""
         try:
-            async with asyncio.timeout(HOLD_PATIENCE_S) as patience:
-                return await self._holds.submit(request)
+            return await self._hold_limit.apply(self._ledger.hold(request))
         except OUTAGE as error:
             if request.idempotency_key is None:
                 self._doubts.note(request.model, request.request_id)
-            if patience.expired():
+            if isinstance(error, TimeoutError):
                 raise DatabaseTimeout(
                     f"no hold was written within {HOLD_PATIENCE_S:g} s"
                 ) from error
@@ -252,3 +254,11 @@ class Admission:
         if slice_tokens >= limits.output_tokens:
             return None
         return IncrementalHold(quoted.price, limits, slice_tokens)
+
+
+def needs_durable_hold(submission: Submission, *, runs_steps: bool) -> bool:
+    """Whether a client can learn of a request, or refer to it, before its settlement, or whether
+    its steps are recorded before. The hold of any other becomes durable with its settlement."""
+    awaits_whole_answer = submission.waits and not submission.stream
+    named = submission.idempotency is not None or submission.webhook is not None
+    return runs_steps or named or not awaits_whole_answer

@@ -8,6 +8,7 @@ import logging
 
 from gateway.dispatch.enqueue import Dispatch
 from gateway.dispatch.waiters import Waiters
+from gateway.errors import NotFound
 from gateway.ledger.closed import ClosedRequest
 from gateway.requests.lookup import Lookup
 from gateway.requests.reconnect import Reconnects
@@ -50,6 +51,15 @@ class Cancellation:
             # Nothing runs that the queue does not know, so the hold is released here.
             await self._settler.give_up(request_id, status="cancelled", reason="client")
 
+    async def take_back(self, model: str, request_id: RequestId) -> None:
+        """Cancel a request that was refused although it may have been accepted, without a charge.
+
+        The hold is released before the queue is asked, which can be unreachable or wiped by then:
+        without a hold, no sweeper runs the request.
+        """
+        await self._settler.release(request_id, status="cancelled", reason="client")
+        await self._dispatch.cancel(model, request_id)
+
     def leave(self, account_id: int, submission: Submission, request_id: RequestId) -> None:
         """Cancel a request in the background if no client waits for it any more, unless one
         reconnects within the grace period."""
@@ -84,6 +94,10 @@ class Cancellation:
                 await self._stopping.wait()
         if self._stopping.is_set():
             return False
-        if isinstance(await self._lookup.find(account_id, request_id, whole=False), ClosedRequest):
+        try:
+            found = await self._lookup.find(account_id, request_id, whole=False)
+        except NotFound:
+            return True  # A crash of the database lost its hold, so no retry can join it.
+        if isinstance(found, ClosedRequest):
             return False
         return await self._reconnects.give_up(fingerprint)

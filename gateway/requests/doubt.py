@@ -1,10 +1,10 @@
 """Requests in doubt: answered 503, although their hold may be committed.
 
 If the database fails during a commit, its result is unknown. The client has received 503 and has
-left, so a request that was accepted after all is cancelled without a charge once the database
-answers. Until then the queue refuses it, so no sweeper can run it. A request with an
-``Idempotency-Key`` is left alone, because its client finds it again by that key. If this process
-crashes first, the sweeper runs the request like any other once the queue has forgotten it.
+left, so a request that was accepted after all is closed without a charge once the database
+answers, whatever the state of the queue. A request with an ``Idempotency-Key`` is left alone,
+because its client finds it again by that key. If this process crashes first, the sweeper runs the
+request like any other.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class _Doubt:
 
 
 class Doubts:
-    """``cancel`` cancels a request, which may not exist, without a charge."""
+    """``take_back`` closes a request, which may not exist, without a charge."""
 
-    def __init__(self, cancel: Callable[[str, RequestId], Awaitable[None]]) -> None:
-        self._cancel = cancel
+    def __init__(self, take_back: Callable[[str, RequestId], Awaitable[None]]) -> None:
+        self._close = take_back
         self._doubts: dict[RequestId, _Doubt] = {}
 
     def __len__(self) -> int:
@@ -65,7 +65,7 @@ class Doubts:
     async def _take_back(self, request_id: RequestId) -> None:
         doubt = self._doubts[request_id]
         try:
-            await self._cancel(doubt.model, request_id)
+            await self._close(doubt.model, request_id)
         except OUTAGE as error:
             log.debug("%s is still in doubt: %s", request_id, outage_name(error))
             doubt.due = time.monotonic() + PAUSE_S

@@ -9,21 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 
 import msgspec
 
 from gateway import metrics
-from gateway.group_commit import GroupCommit
-from gateway.ledger.extend import (
-    Ended,
-    ExtendAnswer,
-    Extended,
-    Extension,
-    cut_reason,
-    extend,
-    mark_cut,
-)
+from gateway.ledger.extend import Ended, Extended, Extension, cut_reason, mark_cut
+from gateway.ledger.writer import LedgerWriter
 from gateway.pricing import Price, quote
 from gateway.requests.cancellation import Cancellation
 from gateway.sql.database import Database
@@ -90,20 +81,18 @@ class IncrementalHold:
 
 
 class HoldExtender:
-    """Extends the holds of streams, several in one transaction, and cuts those that cannot be."""
+    """Extends the holds of streams, and cuts those that cannot be extended."""
 
-    def __init__(self, database: Database, cancellation: Cancellation) -> None:
+    def __init__(
+        self, ledger: LedgerWriter, database: Database, cancellation: Cancellation
+    ) -> None:
+        self._ledger = ledger
         self._database = database
         self._cancellation = cancellation
 
-        async def write(batch: Sequence[Extension]) -> list[ExtendAnswer]:
-            return await database.write(lambda connection: extend(connection, batch))
-
-        self._extensions = GroupCommit(write)
-
     async def extend(self, hold: IncrementalHold, extension: Extension) -> None:
         """Extend a hold, or record in it why that is refused."""
-        answer = await self._extensions.submit(extension)
+        answer = await self._ledger.extend(extension)
         if isinstance(answer, Extended):
             hold.extended(extension)
         elif not isinstance(answer, Ended):

@@ -166,7 +166,7 @@ class Lookup:
         self._namespace = namespace
         self._log = EventLog(redis, namespace=namespace)
 
-        async def read(asked: Sequence[tuple[int, RequestId]]) -> list[ClosedRequest | None]:
+        async def read(asked: Sequence[tuple[int, RequestId]]) -> list[ClosedRequest | bool]:
             return await database.read(lambda connection: _ends(connection, asked))
 
         self._ends = GroupCommit(read)
@@ -184,18 +184,20 @@ class Lookup:
                 lambda connection: _find(connection, account_id, request_id)
             )
         if found is None:
-            raise NotFound(
-                "request_not_found", f"There is no request {request_id!r}.", param="request_id"
-            )
+            raise _not_found(request_id)
         if isinstance(found, OpenRequest):
             return (await self._with_states([found]))[0]
         return await with_output(self._blobs, found) if whole else found
 
     async def closed(self, account_id: int, request_id: RequestId) -> ClosedRequest | None:
-        """Return a request with its output if it is closed, else None. Concurrent calls share one
-        query."""
+        """Return a request with its output if it is closed, None if it is open. Concurrent calls
+        share one query. Raise ``NotFound``."""
         found = await self._ends.submit((account_id, request_id))
-        return None if found is None else await with_output(self._blobs, found)
+        if isinstance(found, ClosedRequest):
+            return await with_output(self._blobs, found)
+        if not found:
+            raise _not_found(request_id)
+        return None
 
     async def with_output(self, closed: ClosedRequest) -> ClosedRequest:
         """Load an output that is too large for SQL. Raise ``RequestFailed`` if that fails."""
@@ -332,12 +334,19 @@ def _find(
 
 def _ends(
     connection: Connection, asked: Sequence[tuple[int, RequestId]]
-) -> list[ClosedRequest | None]:
-    """Read the closed ones of requests, given by account and id."""
+) -> list[ClosedRequest | bool]:
+    """Read requests, given by account and id: those that are closed, else whether they are open."""
     ids = [request_id for _, request_id in asked]
     rows = connection.execute(_CLOSED.where(receipts.c.request_id.in_(ids))).mappings()
     found = {(row["account_id"], row["request_id"]): read_closed(row) for row in rows}
-    return [found.get(one) for one in asked]
+    rest = [one[1] for one in asked if one not in found]
+    query = select(holds.c.account_id, holds.c.request_id).where(holds.c.request_id.in_(rest))
+    still_open = {tuple(row) for row in connection.execute(query)} if rest else set()
+    return [found.get(one, one in still_open) for one in asked]
+
+
+def _not_found(request_id: str) -> NotFound:
+    return NotFound("request_not_found", f"There is no request {request_id!r}.", param="request_id")
 
 
 def read_page(

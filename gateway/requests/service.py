@@ -6,14 +6,13 @@ any request of an account, on any gateway. Background tasks belong to ``running`
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import datetime, timedelta
 from typing import Any
-
-from redis.asyncio import Redis
 
 from gateway import metrics
 from gateway.accounts.cancelled import CancelledTime
@@ -29,12 +28,12 @@ from gateway.errors import InvalidRequest, NotFound, TollgateError
 from gateway.failpoints import reach
 from gateway.files.fetch import Fetcher
 from gateway.files.retention import MediaStore
-from gateway.group_commit import GroupCommit
 from gateway.ids import new_request_id
 from gateway.ledger.closed import NOT_QUEUED, ClosedRequest
 from gateway.ledger.concurrency import Defaults
-from gateway.ledger.holds import HoldAnswer, HoldRequest, delete_output, hold
+from gateway.ledger.holds import delete_output
 from gateway.ledger.settle import Settlement
+from gateway.ledger.writer import LedgerWriter
 from gateway.requests.admit import Admission, Admitted
 from gateway.requests.attachments import Attachments
 from gateway.requests.caller import Caller
@@ -50,13 +49,14 @@ from gateway.requests.ticket import Ticket, TicketServices, not_entered
 from gateway.settings import Settings
 from gateway.sql.database import Database
 from gateway.sql.outages import QUEUE_OUTAGE, SQL_OUTAGE, outage_name
-from gateway.supervision import Supervisor
+from gateway.supervision import IDLE_BEAT_S, Beat, Supervisor
 from gateway.tasks.registry import OtherTask
 from gateway.tasks.submission import OpenRequest, Submission
 from gateway.voices.store import Voices
 from gateway.webhooks.sender import Webhooks
 from gateway.workflows.runner import WorkflowRunner
 from workers.contract.jobs import RequestId
+from workers.contract.redis import QueueClient
 from workers.contract.streams import EventLog, Mailbox, check_cursor
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Requests:
         *,
         settings: Settings,
         database: Database,
-        redis: Redis,
+        redis: QueueClient,
         live: LiveCatalog,
         rates: Rates,
         gateway: str,
@@ -92,13 +92,12 @@ class Requests:
         self.health = QueueHealth(redis, namespace=namespace, weight=weights(settings))
         self.quotes = Quotes(live, settings)
         self.lookup = Lookup(database, redis, media.blobs, live.prices, namespace=namespace)
-        concurrent = Defaults(settings.account_concurrent, settings.key_concurrent)
-
-        async def write(batch: Sequence[HoldRequest]) -> list[HoldAnswer]:
-            return await database.write(
-                lambda connection: hold(connection, batch, concurrent=concurrent)
-            )
-
+        ledger = LedgerWriter(
+            database,
+            prices=live.prices,
+            retention=timedelta(hours=settings.output_retention_hours),
+            concurrent=Defaults(settings.account_concurrent, settings.key_concurrent),
+        )
         aside = Aside(database)
         cancelled = CancelledTime(
             redis, namespace=namespace, default_s=settings.cancelled_seconds_per_hour
@@ -125,7 +124,7 @@ class Requests:
             waiters=self._waiters,
             gateway=gateway,
             namespace=namespace,
-            retention_hours=settings.output_retention_hours,
+            ledger=ledger,
             flows=self._flows,
             media=media,
             aside=aside,
@@ -138,11 +137,11 @@ class Requests:
             reconnects=self._reconnects,
             grace_s=settings.retry_grace_s,
         )
-        self._doubts = Doubts(self._cancellation.cancel)
+        self._doubts = Doubts(self._cancellation.take_back)
         self._admission = Admission(
             quotes=self.quotes,
             health=self.health,
-            holds=GroupCommit(write),
+            ledger=ledger,
             rates=rates,
             doubts=self._doubts,
             cancelled=cancelled,
@@ -154,7 +153,7 @@ class Requests:
             self._waiters,
             self._reconnects,
             self.lookup,
-            HoldExtender(database, self._cancellation),
+            HoldExtender(ledger, database, self._cancellation),
             self._cancellation,
         )
         self._sweeper = Sweeper(
@@ -186,9 +185,12 @@ class Requests:
             ("webhooks", self._webhooks.run),
             ("prices", self._live.keep_fresh),
             ("doubts", self._doubts.run),
+            ("reconnects", self._reconnects.listen),
         ):
             supervisor.start(name, loop)
         self._flows.start(supervisor)
+        if metrics.shared():
+            supervisor.start("gauges", self.keep_gauges)
         try:
             yield
         finally:
@@ -204,6 +206,8 @@ class Requests:
         account_id = caller.key.account_id
         try:
             submission, entry = self.quotes.resolve(submission)
+            if caller.key.models is not None:
+                caller.key.check_model(entry.name)
             if submission.alias is not None:
                 caller.alias = (submission.alias, entry.name)
             if submission.fingerprint is not None and submission.idempotency is None:
@@ -320,15 +324,17 @@ class Requests:
                     log.debug("could not look up %s: %s", found.request_id, outage_name(error))
                     return None
 
-            async for event in follow(
-                waiter,
-                self._log,
-                request_id=found.request_id,
-                after=after,
-                look=look,
-                keep_alive_s=keep_alive_s,
-            ):
-                yield event
+            # If a crash of the database lost the request, the stream ends.
+            with contextlib.suppress(NotFound):
+                async for event in follow(
+                    waiter,
+                    self._log,
+                    request_id=found.request_id,
+                    after=after,
+                    look=look,
+                    keep_alive_s=keep_alive_s,
+                ):
+                    yield event
 
     async def _close(self, settlement: Settlement, reply: str) -> None:
         await self._settler.close(settlement, reply)
@@ -349,6 +355,13 @@ class Requests:
             lambda connection: delete_output(connection, account_id, request_id)
         )
         await self.media.forget(account_id, request_id)
+
+    async def keep_gauges(self, beat: Beat) -> None:
+        """Update the gauges for scrapes that another process of this gateway answers."""
+        while True:
+            self.observe()
+            beat()
+            await asyncio.sleep(IDLE_BEAT_S)
 
     def observe(self) -> None:
         """Update the gauges."""

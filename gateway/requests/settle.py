@@ -11,11 +11,9 @@ import logging
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any, Final
 
 import msgspec
-from redis.asyncio import Redis
 
 from gateway import metrics
 from gateway.accounts.cancelled import CancelledTime
@@ -27,11 +25,10 @@ from gateway.dispatch.waiters import Waiters
 from gateway.errors import Unavailable
 from gateway.failpoints import reach
 from gateway.files.retention import MediaStore
-from gateway.group_commit import GroupCommit
 from gateway.ledger.closed import ClosedRequest, Output, RequestError, Status
-from gateway.ledger.periods import booking_time
-from gateway.ledger.settle import Closing, Settlement, settle
+from gateway.ledger.settle import Closing, Settlement
 from gateway.ledger.workflow_plan import StepId, read_step_id
+from gateway.ledger.writer import LedgerWriter
 from gateway.performance import count_delivered, count_speed
 from gateway.requests.notes import keep_notes
 from gateway.requests.streamed import NOT_STREAMED, Streamed, either, read_streamed
@@ -51,6 +48,7 @@ from workers.contract.jobs import (
     decode_outcome,
     encode,
 )
+from workers.contract.redis import QueueClient
 from workers.contract.streams import Delivery, EventLog, Outcomes, publish
 
 log = logging.getLogger(__name__)
@@ -81,14 +79,14 @@ class Settler:
         self,
         *,
         database: Database,
-        redis: Redis,
+        redis: QueueClient,
         live: LiveCatalog,
         rates: Rates,
         cancelled: CancelledTime,
         waiters: Waiters,
         gateway: str,
         namespace: str,
-        retention_hours: float,
+        ledger: LedgerWriter,
         flows: WorkflowRunner,
         media: MediaStore,
         aside: Aside,
@@ -100,25 +98,12 @@ class Settler:
         self._rates = rates
         self._cancelled = cancelled
         self._waiters = waiters
-        self._outcomes = Outcomes(redis, live.names_ever(), namespace=namespace)
+        self._outcomes = Outcomes(redis, live.names_ever, namespace=namespace)
         self._log = EventLog(redis, namespace=namespace)
         self._redis = redis
         self._gateway = gateway
         self._namespace = namespace
-        retention = timedelta(hours=retention_hours)
-
-        async def write(batch: Sequence[Settlement]) -> list[Closing | None]:
-            return await database.write(
-                lambda connection: settle(
-                    connection,
-                    batch,
-                    now=booking_time(connection),
-                    prices=live.prices,
-                    retention=retention,
-                )
-            )
-
-        self._commit = GroupCommit(write, batch_max=BATCH_MAX)
+        self._ledger = ledger
         self._write = database.write
         self._clearing: set[asyncio.Task[None]] = set()
 
@@ -126,7 +111,7 @@ class Settler:
         """Settle outcomes until cancelled. An outcome that cannot be booked stays queued."""
         while True:
             try:
-                self._outcomes.models = self._live.names_ever()
+                self._outcomes.models = self._live.names_ever
                 deliveries = await self._outcomes.read(
                     self._gateway, count=BATCH_MAX, block_ms=BLOCK_MS
                 )
@@ -155,7 +140,7 @@ class Settler:
 
         ``reply`` is the mailbox of the gateway that waits for it, or empty.
         """
-        closing = await self._commit.submit(settlement)
+        closing = await self._ledger.settle(settlement)
         reach("closed")
         if closing is not None:
             await self._tell([(closing, reply)])
@@ -235,13 +220,15 @@ class Settler:
             done.append(delivery)
             if answer is None:
                 metrics.LATE_OUTCOMES.inc()
+                # A client that still waits here looks it up, in case its hold was lost.
+                self._waiters.settle(RequestId(delivery.request_id))
             else:
                 closed.append((answer, delivery.reply))
                 if delivery.attempt > 1:
                     self._clear_attempts(answer.closed)
         reach("after_settle")
         await self._tell(closed)
-        await self._outcomes.acknowledge(done)
+        self._outcomes.acknowledge_soon(done)
         if outage is not None:
             log.warning("outcomes wait, trying again: %s", type(outage).__name__)
             await asyncio.sleep(0.5)
@@ -261,7 +248,7 @@ class Settler:
         if times < DELIVERIES_MAX:
             return False, None
         try:
-            return True, await self._commit.submit(unbooked(id))
+            return True, await self._ledger.settle(unbooked(id))
         except _LATER:
             return False, None
         except Exception as problem:
@@ -272,7 +259,7 @@ class Settler:
         settlement = await self._read(delivery)
         if settlement.output is not None and settlement.output.stored is not None:
             await self._media.record_stored([settlement.output.stored])
-        return await self._commit.submit(settlement)
+        return await self._ledger.settle(settlement)
 
     async def _read(self, delivery: Delivery) -> Settlement:
         """Decode a delivery. The event log is read only if the outcome may not know everything that

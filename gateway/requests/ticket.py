@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +15,7 @@ from typing import Any, Self
 from litestar import Request
 
 from gateway.dispatch.waiters import Waiters
-from gateway.errors import RequestFailed, TooManyRequests
+from gateway.errors import NotFound, RequestFailed, TooManyRequests, Unavailable
 from gateway.ledger.closed import ClosedRequest
 from gateway.pricing import format_usd
 from gateway.requests.admit import Admitted
@@ -25,6 +25,7 @@ from gateway.requests.lookup import Lookup
 from gateway.requests.reconnect import Reconnects
 from gateway.sql.outages import OUTAGE, SQL_OUTAGE, outage_name
 from gateway.tasks.submission import OpenRequest, Submission
+from gateway.time_limit import TimeLimit
 from workers.contract.jobs import RequestId, SentEvent
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class TicketServices:
     lookup: Lookup
     extender: HoldExtender
     cancellation: Cancellation
+    tick: TimeLimit = field(default_factory=lambda: TimeLimit(TICK_S))
 
 
 class Ticket:
@@ -82,12 +84,10 @@ class Ticket:
         self._extend_at = 0.0
         self._closed: ClosedRequest | None = None
         self._gone: asyncio.Task[None] | None = None
-        self._watching = contextlib.ExitStack()
-        self._waiter = self._watching.enter_context(services.waiters.watch(request_id))
+        self._waiter = services.waiters.add(request_id)
         if submission.fingerprint is not None:
             # A retry finds the request for as long as this client waits.
             services.reconnects.begin(submission.fingerprint, request_id)
-            self._watching.callback(services.reconnects.end, submission.fingerprint, request_id)
 
     async def placed(self) -> OpenRequest | ClosedRequest:
         """Return the request as it is now. During an outage of the database return it as it was
@@ -126,25 +126,31 @@ class Ticket:
     @contextlib.contextmanager
     def attended(self, request: Request[Any, Any, Any]) -> Iterator[None]:
         """Make waiting raise ``RequestFailed`` once the client has disconnected."""
-
-        def watch() -> None:
-            self._gone = asyncio.create_task(_disconnected(request))
-            self._gone.add_done_callback(lambda _: self._waiter.wake())
-
-        # Most answers come sooner, and are spared the task.
-        starting = asyncio.get_running_loop().call_later(WATCH_AFTER_S, watch)
+        self._attend(request)
         try:
             yield
         finally:
-            starting.cancel()
-            if self._gone is not None:
-                self._gone.cancel()
-                self._gone = None
+            self._unattend()
 
     async def closed(self, request: Request[Any, Any, Any]) -> ClosedRequest:
         """Wait for the end. Raise ``RequestFailed`` if the client disconnects first."""
-        with self.attended(request):
+        # Most answers come before the connection is watched, and are spared the task.
+        starting = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._attend, request)
+        try:
             return await self.ended()
+        finally:
+            starting.cancel()
+            if self._gone is not None:
+                self._unattend()
+
+    def _attend(self, request: Request[Any, Any, Any]) -> None:
+        self._gone = asyncio.create_task(_disconnected(request))
+        self._gone.add_done_callback(lambda _: self._waiter.wake())
+
+    def _unattend(self) -> None:
+        assert self._gone is not None
+        self._gone.cancel()
+        self._gone = None
 
     async def logged(self, after: tuple[int, int] | None) -> Sequence[SentEvent]:
         """Return the logged events after an attempt and number."""
@@ -154,7 +160,8 @@ class Ticket:
         """Wait for the end, without a timeout."""
         async for _ in self._news():
             pass
-        return self.result
+        assert self._closed is not None
+        return self._closed
 
     async def events(self, keep_alive_s: float) -> AsyncIterator[SentEvent | None]:
         """Yield events until the request is closed, and None as a keep-alive between them."""
@@ -183,15 +190,18 @@ class Ticket:
         poll_s = POLL_REPLAYED_S if self.replayed else POLL_S
         received_at = time.monotonic()
         while self._closed is None:
-            events = await self._waiter.next(TICK_S)
+            events = await self._waiter.next(self._services.tick)
             if self._gone is not None and self._gone.done() and self._waiter.closed is None:
                 raise RequestFailed(
                     "client_closed_request",
                     "The client went away before the answer.",
                     request_id=self.request_id,
                 )
-            if self._waiter.closed is not None:
-                self._closed = await self._services.lookup.with_output(self._waiter.closed)
+            if (closed := self._waiter.closed) is not None:
+                # Nearly all outputs are small and came with the outcome.
+                is_stored = closed.output is not None and closed.output.stored is not None
+                lookup = self._services.lookup
+                self._closed = await lookup.with_output(closed) if is_stored else closed
             elif self._waiter.settled or time.monotonic() - received_at >= poll_s:
                 await self._look()
                 received_at = time.monotonic()
@@ -221,15 +231,26 @@ class Ticket:
             log.warning("could not extend the hold of %s: %s", self.request_id, outage_name(error))
 
     async def _look(self) -> None:
+        """Look the request up. Raise ``Unavailable`` if a crash of the database lost its hold."""
         try:
             self._closed = await self._services.lookup.closed(self.account_id, self.request_id)
+        except NotFound as error:
+            raise Unavailable(
+                "database_unavailable",
+                "The database failed and lost this request. Nothing was charged; send it again.",
+                retry_after_s=1,
+                request_id=self.request_id,
+            ) from error
         except SQL_OUTAGE as error:
             # The request still runs, and its end is found when the database is back.
             log.debug("could not look up %s: %s", self.request_id, outage_name(error))
             await asyncio.sleep(LOOK_AGAIN_S)
 
     def close(self) -> None:
-        self._watching.close()
+        """Stop waiting."""
+        self._services.waiters.remove(self.request_id, self._waiter)
+        if self._submission.fingerprint is not None:
+            self._services.reconnects.end(self._submission.fingerprint, self.request_id)
 
     def __enter__(self) -> Self:
         return self

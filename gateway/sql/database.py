@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib.resources
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from alembic import command
 from alembic.config import Config
@@ -43,10 +45,13 @@ from sqlalchemy.sql.expression import ColumnElement
 from sqlalchemy.sql.visitors import InternalTraversal
 
 from gateway.concurrency_limiter import ConcurrencyLimiter
+from gateway.sql.connections import WriteConnections
 from gateway.sql.lanes import MIGRATE, READ, REPORT, SLOW, WRITE, Lane, deadlocked
 from gateway.sql.lanes import open_engine as open_engine
 
 T = TypeVar("T")
+Begin: TypeAlias = Callable[[], AbstractContextManager[Connection]]
+Migrated: TypeAlias = Callable[[Connection, str | None, str], None]
 
 LOG_WAIT_MS: Final = 100
 """Time for which emptying SQLite's write-ahead log may delay writers."""
@@ -55,7 +60,7 @@ REPORTS_PER_ACCOUNT: Final = 2
 REPORTS_WAITING: Final = 16
 """Maximum that wait behind them; further ones get 429."""
 LONG_REPORTS: Final = 2
-"""Maximum reports in the slow lane; its other threads are for closing, audits and exports."""
+"""Maximum reports in the slow lane; its other threads are for closing, proofs and exports."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -187,19 +192,23 @@ class Database:
             lane.name: _Threads(url, lane, prepare=prepare) for lane in (WRITE, READ, REPORT, SLOW)
         }
         self.engine = self._lanes["slow"].engine
+        self._snapshot = self.engine.execution_options(reads=True)
+        self._writing = WriteConnections(self._lanes["write"].engine)
         sqlite = self.engine.dialect.name == "sqlite"
-        # A transaction reads one snapshot; on SQLite this is always the case.
-        isolation = {} if sqlite or not prepare else {"isolation_level": "REPEATABLE READ"}
-        self._snapshot = self.engine.execution_options(reads=True, **isolation)
         # A second writer on SQLite would wait for the lock in the file by polling.
         self._slow_writer = self._lanes["write" if sqlite else "slow"].executor
         self._report_limiter = ConcurrencyLimiter(REPORTS_PER_ACCOUNT, waiting_max=REPORTS_WAITING)
         self._long_report_limiter = ConcurrencyLimiter(1, waiting_max=REPORTS_PER_ACCOUNT)
         self._long = asyncio.Semaphore(LONG_REPORTS)
 
-    async def write(self, function: Callable[[Connection], T]) -> T:
-        """Run a function in one transaction, which is committed when this returns."""
-        return await self._lanes["write"].run(function)
+    async def write(self, function: Callable[[Connection], T], *, durable: bool = True) -> T:
+        """Run a function in one transaction, which is committed when this returns.
+
+        If it is not ``durable``, it survives a crash of this process, but a power failure can lose
+        it until a durable transaction is committed after it.
+        """
+        begin = functools.partial(self._writing.begin, durable=durable)
+        return await self._lanes["write"].run(function, begin)
 
     async def read(self, function: Callable[[Connection], T]) -> T:
         """Run a read-only function in one transaction, on one snapshot."""
@@ -220,15 +229,15 @@ class Database:
             return await self.slow(function)
 
     async def slow(self, function: Callable[[Connection], T]) -> T:
-        """Run a read-only function that can take minutes, on one snapshot: exports, audits."""
+        """Run a read-only function that can take minutes, on one snapshot: exports, proofs."""
         loop = asyncio.get_running_loop()
         executor = self._lanes["slow"].executor
-        return await loop.run_in_executor(executor, _transact, self._snapshot, function)
+        return await loop.run_in_executor(executor, _transact, self._snapshot.begin, function)
 
     async def slow_write(self, function: Callable[[Connection], T]) -> T:
         """Run a function that can take minutes in one transaction; no request may wait for it."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._slow_writer, _transact, self.engine, function)
+        return await loop.run_in_executor(self._slow_writer, _transact, self.engine.begin, function)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -259,6 +268,7 @@ class Database:
 
     def dispose(self) -> None:
         """Close the connections of every lane."""
+        self._writing.close()
         for lane in self._lanes.values():
             lane.engine.dispose()
 
@@ -280,13 +290,14 @@ class _Threads:
         )
         self._lane = lane
 
-    async def run(self, function: Callable[[Connection], T]) -> T:
+    async def run(self, function: Callable[[Connection], T], begin: Begin | None = None) -> T:
         """Run a transaction. Raise ``DatabaseTimeout`` if it does not end within the lane's
         patience; a transaction that has not begun by then is dropped."""
+        begin = begin or self.engine.begin
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._lane.patience_s) as patience:
-                return await loop.run_in_executor(self.executor, _transact, self.engine, function)
+                return await loop.run_in_executor(self.executor, _transact, begin, function)
         except TimeoutError:
             if not patience.expired():
                 raise
@@ -295,26 +306,34 @@ class _Threads:
             ) from None
 
 
-def _transact(engine: Engine, function: Callable[[Connection], T]) -> T:
+def _transact(begin: Begin, function: Callable[[Connection], T]) -> T:
     try:
-        with engine.begin() as connection:
+        with begin() as connection:
             return function(connection)
     except OperationalError as error:
         if not deadlocked(error):
             raise
     # PostgreSQL has rolled this transaction back in favour of the other one.
-    with engine.begin() as connection:
+    with begin() as connection:
         return function(connection)
 
 
-def migrate(url: str, *, prepare: bool = True) -> None:
-    """Migrate a database to the newest schema. No effect if it is current."""
+def migrate(url: str, *, prepare: bool = True, migrated: Migrated | None = None) -> None:
+    """Migrate a database to the newest schema. No effect if it is current.
+
+    ``migrated`` is called in the same transaction if the schema has changed, with the names of the
+    old and the new one.
+    """
     engine = open_engine(url, lane=MIGRATE, prepare=prepare)
     try:
         with engine.begin() as connection:
             config = _alembic()
             config.attributes["connection"] = connection
+            old = MigrationContext.configure(connection).get_current_revision()
             command.upgrade(config, "head")
+            new = MigrationContext.configure(connection).get_current_revision()
+            if migrated is not None and new is not None and new != old:
+                migrated(connection, old, new)
     finally:
         engine.dispose()
 

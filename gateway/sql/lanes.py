@@ -1,7 +1,7 @@
 """Lanes to the database: each has separate threads, connections and time limits.
 
 The path of requests (``write`` and ``read``) shares nothing with lists and reports (``report``) or
-with exports, closing and audits (``slow``). Every statement has a time limit. On PostgreSQL the
+with exports, closing and proofs (``slow``). Every statement has a time limit. On PostgreSQL the
 server enforces it, and the client drops a silent server shortly afterwards; on SQLite the statement
 is interrupted. Knows no tables.
 """
@@ -15,6 +15,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+import msgspec
 import psycopg
 import sqlalchemy
 from sqlalchemy import URL, Connection, Engine, create_engine, event
@@ -109,6 +110,8 @@ def _postgresql(url: URL, lane: Lane, size: int, *, prepare: bool) -> Engine:
     settings = {name: f"{(seconds or 0) * 1000:.0f}" for name, seconds in limits.items()}
     settings["timezone"] = "UTC"
     arguments: dict[str, Any] = {
+        # BEGIN and COMMIT are sent explicitly, so that settings travel in the same round trip.
+        "autocommit": True,
         "connect_timeout": CONNECT_S,
         "application_name": f"tollgate {lane.name}",
         "keepalives": 1,
@@ -117,18 +120,16 @@ def _postgresql(url: URL, lane: Lane, size: int, *, prepare: bool) -> Engine:
         "keepalives_count": 2,
         "tcp_user_timeout": 9000,
     }
-    isolation = "REPEATABLE READ" if lane.reads else "READ COMMITTED"
+    local = ""
     if prepare:
         # Session settings, which cost transactions nothing.
-        options = {
-            **settings,
-            "default_transaction_isolation": isolation.lower().replace(" ", "\\ "),
-        }
-        arguments["options"] = " ".join(f"-c {name}={value}" for name, value in options.items())
+        arguments["options"] = " ".join(f"-c {name}={value}" for name, value in settings.items())
     else:
-        arguments |= {"autocommit": True, "prepare_threshold": None}
+        arguments["prepare_threshold"] = None
+        local = "".join(f"; SET LOCAL {name} = '{value}'" for name, value in settings.items())
     engine = create_engine(
         url.set(drivername="postgresql+psycopg"),
+        json_serializer=_encode_json,
         pool_size=size,
         max_overflow=0,
         pool_pre_ping=True,
@@ -142,17 +143,19 @@ def _postgresql(url: URL, lane: Lane, size: int, *, prepare: bool) -> Engine:
         made.limit_s = None if lane.statement_s is None else lane.statement_s + SILENT_S
         return made
 
-    if not prepare:
-        # One round trip, like BEGIN alone; only queries without parameters can be combined.
-        local = "; ".join(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())
-
-        @event.listens_for(engine, "begin")
-        def begin(connection: Connection) -> None:
-            reads = connection.get_execution_options().get("reads", lane.reads)
-            level = "REPEATABLE READ" if reads else isolation
-            connection.exec_driver_sql(f"BEGIN ISOLATION LEVEL {level}; {local}")
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        options = connection.get_execution_options()
+        level = "REPEATABLE READ" if options.get("reads", lane.reads) else "READ COMMITTED"
+        flush = "" if options.get("durable", True) else "; SET LOCAL synchronous_commit = off"
+        # One round trip; only queries without parameters can be combined.
+        connection.exec_driver_sql(f"BEGIN ISOLATION LEVEL {level}{local}{flush}")
 
     return engine
+
+
+def _encode_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _sqlite(path: str, lane: Lane, size: int) -> Engine:
@@ -160,6 +163,7 @@ def _sqlite(path: str, lane: Lane, size: int) -> Engine:
         raise ValueError("SQLite needs a file: sqlite:////path/to/tollgate.db")
     engine = create_engine(
         f"sqlite:///{path}",
+        json_serializer=_encode_json,
         poolclass=sqlalchemy.QueuePool,
         pool_size=size,
         max_overflow=0,
@@ -185,14 +189,21 @@ def _sqlite(path: str, lane: Lane, size: int) -> Engine:
         ):
             connection.execute(f"PRAGMA {pragma}")
         clock = record.info["clock"] = _Clock()
+        record.info["durable"] = True
         connection.set_progress_handler(clock.is_up, STEPS)
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
+        options, info = connection.get_execution_options(), connection.info
         limit_s = math.inf if lane.statement_s is None else lane.statement_s
-        connection.connection.info["clock"].ends_at = time.monotonic() + limit_s
+        info["clock"].ends_at = time.monotonic() + limit_s
+        durable = options.get("durable", True)
+        if durable != info["durable"]:
+            driver: Any = connection.connection.driver_connection
+            driver.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            info["durable"] = durable
         # SELECT … FOR UPDATE compiles to nothing on SQLite: the write lock is taken here instead.
-        reads = connection.get_execution_options().get("reads", lane.reads)
+        reads = options.get("reads", lane.reads)
         connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     @event.listens_for(engine, "checkin")

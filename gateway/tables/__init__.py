@@ -3,11 +3,14 @@
 They share one metadata. Importing any module imports all of them, so that it is complete.
 """
 
+from gateway.tables import audit as audit
 from gateway.tables import batches as batches
 from gateway.tables import files as files
+from gateway.tables import key_uses as key_uses
 from gateway.tables import payments as payments
 from gateway.tables import prices as prices
 from gateway.tables import set_aside as set_aside
+from gateway.tables import users as users
 from gateway.tables import voices as voices
 from gateway.tables import webhooks as webhooks
 from gateway.tables import workflows as workflows

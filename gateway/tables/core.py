@@ -102,17 +102,24 @@ keys = Table(
     Column("prefix", String(16), nullable=False),
     Column("secret_hash", LargeBinary(32), nullable=False, unique=True),
     Column("scopes", JSON, nullable=False),
+    # Of keys with the scope ``admin``.
+    Column("role", String(16)),
     Column("created_at", UtcDateTime, nullable=False),
     Column("expires_at", UtcDateTime),
     Column("revoked_at", UtcDateTime),
     Column("requests_per_minute", Integer),
     Column("tokens_per_minute", Integer),
     Column("spend_limit_nanos", BigInteger),
+    # Names of the models that it may use; NULL: all.
+    Column("models", OptionalJson),
+    # The key that it replaces, which expires.
+    Column("replaces", RowId, ForeignKey("keys.id"), index=True),
     Column("spent_nanos", BigInteger, nullable=False, server_default="0"),
     Column("held_nanos", BigInteger, nullable=False, server_default="0"),
     # As in its account.
     Column("open_requests", Integer, nullable=False, server_default="0"),
     CheckConstraint("held_nanos >= 0", name="held"),
+    CheckConstraint("role IN ('operator', 'finance', 'auditor')", name="role"),
     CheckConstraint(
         "spend_limit_nanos IS NULL OR spent_nanos + held_nanos <= spend_limit_nanos",
         name="spend_limit",

@@ -17,10 +17,10 @@ from pydantic import BeforeValidator, Field, StringConstraints
 
 from gateway.catalog.schema import SECONDS_MAX, CatalogEntry
 from gateway.catalog.tasks import TASKS, Task
+from gateway.checks.strict import StrictModel
 from gateway.errors import InvalidRequest
 from gateway.files.sources import Source, SourceField, StoredVoice
 from gateway.tasks.prepared import Prepared, gpu_us_max, over
-from gateway.tasks.text import Strict
 from gateway.tasks.visual import PROMPT_MAX, SEED_MAX
 from gateway.voices.store import is_voice_id
 from workers.contract.jobs import Usage
@@ -57,7 +57,7 @@ Voice: TypeAlias = Annotated[
 ]
 
 
-class AudioTask(Strict):
+class AudioTask(StrictModel):
     """Fields common to speech and music."""
 
     format: AudioFormat | None = None

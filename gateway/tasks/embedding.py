@@ -8,9 +8,10 @@ import msgspec
 from pydantic import Field
 
 from gateway.catalog.schema import CatalogEntry
+from gateway.checks.strict import StrictModel
 from gateway.errors import InvalidRequest
 from gateway.tasks.prepared import Prepared, gpu_us_max, over
-from gateway.tasks.text import Strict, Texts, read_texts
+from gateway.tasks.text import Texts, read_texts
 from workers.contract.jobs import EmbeddingInput, Prompt, Usage
 
 INPUTS_MAX: Final = 2048
@@ -24,7 +25,7 @@ DIMENSIONS: Final = 4096
 """Assumed dimensions of entries without limits.dimensions."""
 
 
-class TextEmbedding(Strict):
+class TextEmbedding(StrictModel):
     """Texts to embed; fields as in OpenAI's embeddings."""
 
     input: Texts

@@ -17,10 +17,8 @@ LOGPROBS_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 def refuse_many_logprobs(chat: ChatInput, prefix: str) -> None:
-    """Raise ``InvalidRequest`` if the log probabilities can exceed the limit, with the number of
-    tokens that would be accepted."""
-    if not chat.logprobs:
-        return
+    """Raise ``InvalidRequest`` if the requested log probabilities can exceed the limit, with the
+    number of tokens that would be accepted."""
     each = chat.choices * (1 + chat.top_logprobs) * LOGPROB_BYTES
     if each * chat.max_tokens > LOGPROBS_BYTES_MAX:
         raise over(

@@ -13,18 +13,18 @@ from pydantic import Field, StringConstraints
 
 from gateway.catalog.schema import FPS_MAX, SECONDS_MAX, CatalogEntry
 from gateway.catalog.tasks import Task
+from gateway.checks.strict import StrictModel
 from gateway.errors import InvalidRequest
 from gateway.files.sources import Source, SourceField
 from gateway.tasks.audio import TEXT_MAX
 from gateway.tasks.prepared import Prepared, gpu_us_max, over
-from gateway.tasks.text import Strict
 from workers.contract.jobs import Usage
 from workers.contract.media import TalkingInput, characters
 
 TASK: Final[Task] = "talking-head"
 
 
-class TalkingTask(Strict):
+class TalkingTask(StrictModel):
     """A portrait, and its speech: a recording or, for some models, a text."""
 
     image: SourceField | None = None

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, StringConstraints
 
-from gateway.catalog.schema import CatalogEntry, Limits
+from gateway.catalog.schema import CatalogEntry, DefaultParameters, Limits
+from gateway.checks.strict import StrictModel
 from gateway.errors import InvalidRequest
 from gateway.tasks.logprobs import refuse_many_logprobs
 from gateway.tasks.prepared import Prepared, gpu_us_max, over
@@ -38,18 +39,14 @@ Bias: TypeAlias = Annotated[float, Field(ge=-100, le=100)]
 FunctionName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
 
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class TextPart(Strict):
+class TextPart(StrictModel):
     type: Literal["text"]
     text: str
     cache_control: Any | None = None
     """Hint to another vendor's prompt cache; ignored, because the prefix cache needs none."""
 
 
-class RefusalPart(Strict):
+class RefusalPart(StrictModel):
     type: Literal["refusal"]
     refusal: str
 
@@ -70,14 +67,17 @@ class MediaPart(BaseModel):
         return ""
 
 
-class FunctionCall(Strict):
+Part: TypeAlias = TextPart | RefusalPart | MediaPart
+
+
+class FunctionCall(StrictModel):
     name: FunctionName
     arguments: str
     parsed_arguments: Any | None = None
     """Added by the parsing helpers of OpenAI's clients; ignored in favour of ``arguments``."""
 
 
-class CalledTool(Strict):
+class CalledTool(StrictModel):
     """A call that the model made, as clients send it back with the conversation."""
 
     id: Annotated[str, Field(min_length=1, max_length=200)]
@@ -87,11 +87,11 @@ class CalledTool(Strict):
     """Left by clients that assemble streamed calls; ignored in favour of the order of the list."""
 
 
-class Message(Strict):
+class Message(StrictModel):
     """One turn of a conversation; content is text, or a list of text parts."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart | RefusalPart | MediaPart] | None = None
+    content: str | list[Part] | None = None
     name: Annotated[str, StringConstraints(max_length=64)] | None = None
     tool_calls: Annotated[list[CalledTool], Field(max_length=128)] | None = None
     tool_call_id: Annotated[str, StringConstraints(max_length=200)] | None = None
@@ -118,30 +118,30 @@ class Message(Strict):
         return "".join(part.text for part in self.content)
 
 
-class Function(Strict):
+class Function(StrictModel):
     name: FunctionName
     description: Annotated[str, StringConstraints(max_length=8192)] | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class FunctionTool(Strict):
+class FunctionTool(StrictModel):
     type: Literal["function"]
     function: Function
     cache_control: Any | None = None
 
 
-class NamedFunction(Strict):
+class NamedFunction(StrictModel):
     name: FunctionName
 
 
-class NamedTool(Strict):
+class NamedTool(StrictModel):
     type: Literal["function"]
     function: NamedFunction
 
 
-class JsonSchema(BaseModel):
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+class JsonSchema(StrictModel):
+    model_config = ConfigDict(populate_by_name=True)
 
     name: FunctionName
     description: str | None = None
@@ -149,12 +149,12 @@ class JsonSchema(BaseModel):
     strict: bool | None = None
 
 
-class ResponseFormat(Strict):
+class ResponseFormat(StrictModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class Sampling(Strict):
+class Sampling(StrictModel):
     """Sampling parameters and lengths; the catalog entry has the defaults of omitted fields."""
 
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -226,7 +226,7 @@ def prepare_text(
     output_max = limits.output_tokens or 1
     given = _sampling(entry, value, requested or output_max, prefix)
     if isinstance(value, TextGeneration):
-        chat = msgspec.structs.replace(given, **_conversation(entry, value, prefix))
+        chat = ChatInput(**given, **_conversation(entry, value, prefix))
     else:
         if value.echo and value.logprobs is not None:
             raise InvalidRequest(
@@ -234,8 +234,9 @@ def prepare_text(
                 "echo with logprobs is not supported: prompts have no log probabilities.",
                 param=f"{prefix}echo",
             )
-        chat = msgspec.structs.replace(
-            given,
+        chat = ChatInput(
+            **given,
+            messages=(),
             prompts=read_texts(value.prompt),
             echo=bool(value.echo),
             logprobs=value.logprobs is not None,
@@ -247,7 +248,8 @@ def prepare_text(
         raise InvalidRequest(
             "invalid_value", f"{what} is {chat.choices}, but {most}.", param=f"{prefix}n"
         )
-    refuse_many_logprobs(chat, prefix)
+    if chat.logprobs:
+        refuse_many_logprobs(chat, prefix)
     return Prepared(
         input=msgspec.to_builtins(chat),
         limits=Usage(
@@ -281,33 +283,30 @@ def _requested_tokens(
     return requested
 
 
-def _sampling(entry: CatalogEntry, value: Sampling, max_tokens: int, prefix: str) -> ChatInput:
+def _sampling(entry: CatalogEntry, value: Sampling, max_tokens: int, prefix: str) -> dict[str, Any]:
+    """Return the fields of the job's input that both kinds of text have."""
     stop = (value.stop,) if isinstance(value.stop, str) else tuple(value.stop or ())
     if any(not text for text in stop):
         raise InvalidRequest("invalid_value", "A stop string is empty.", param=f"{prefix}stop")
-    plain = ChatInput(
-        messages=(),
-        max_tokens=max_tokens,
+    fields: dict[str, Any] = {
+        "max_tokens": max_tokens,
         # Chosen here and not by the worker, so that a second attempt repeats the first.
-        seed=value.seed if value.seed is not None else secrets.randbits(63),
-        n=value.n or 1,
-        logit_bias=value.logit_bias or {},
-        stop=stop,
-    )
-    chosen = entry.default_parameters.model_dump(exclude_none=True)
-    chosen |= value.model_dump(include=_DEFAULTED, exclude_none=True)
-    return msgspec.structs.replace(plain, **chosen)
+        "seed": value.seed if value.seed is not None else secrets.randbits(63),
+        "n": value.n or 1,
+        "logit_bias": value.logit_bias or {},
+        "stop": stop,
+    }
+    for name in _DEFAULTED:
+        chosen = getattr(value, name)
+        if chosen is None:
+            chosen = getattr(entry.default_parameters, name)
+        if chosen is not None:
+            fields[name] = chosen
+    return fields
 
 
-_DEFAULTED: Final = {
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-}
+_DEFAULTED: Final = tuple(Sampling.model_fields.keys() & DefaultParameters.model_fields.keys())
+"""Parameters of which the catalog entry has defaults."""
 
 
 def _conversation(entry: CatalogEntry, value: TextGeneration, prefix: str) -> dict[str, Any]:
@@ -315,9 +314,10 @@ def _conversation(entry: CatalogEntry, value: TextGeneration, prefix: str) -> di
         raise InvalidRequest(
             "invalid_value", "top_logprobs needs logprobs: true.", param=f"{prefix}top_logprobs"
         )
-    tools = _tools(value, prefix)
+    tools = _tools(value, prefix) if value.tools or value.tool_choice else ()
     choice = value.tool_choice
-    format = _response_format(value.response_format, prefix)
+    given = value.response_format
+    format = None if given is None else _response_format(given, prefix)
     if format is not None and (choice == "required" or isinstance(choice, NamedTool)):
         raise InvalidRequest(
             "invalid_value",
@@ -344,10 +344,8 @@ _READS: Final = {
 }
 
 
-def _refuse_media(entry: CatalogEntry, message: Message, place: str) -> None:
-    if not isinstance(message.content, list):
-        return
-    for number, part in enumerate(message.content):
+def _refuse_media(entry: CatalogEntry, parts: Sequence[Part], place: str) -> None:
+    for number, part in enumerate(parts):
         if isinstance(part, MediaPart):
             raise InvalidRequest(
                 "unsupported_content",
@@ -364,7 +362,8 @@ def _messages(
     open_calls: set[str] = set()
     for number, message in enumerate(messages):
         place = f"{prefix}messages.{number}"
-        _refuse_media(entry, message, place)
+        if isinstance(message.content, list):
+            _refuse_media(entry, message.content, place)
         calls = message.tool_calls or []
         if calls and message.role != "assistant":
             raise InvalidRequest(
@@ -432,8 +431,8 @@ def _tools(value: TextGeneration, prefix: str) -> tuple[Tool, ...]:
     return tools
 
 
-def _response_format(value: ResponseFormat | None, prefix: str) -> dict[str, Any] | None:
-    if value is None or value.type == "text":
+def _response_format(value: ResponseFormat, prefix: str) -> dict[str, Any] | None:
+    if value.type == "text":
         return None
     if value.type == "json_object":
         return {"type": "json_object"}

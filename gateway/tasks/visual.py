@@ -27,10 +27,10 @@ from gateway.catalog.schema import (
     Quality,
 )
 from gateway.catalog.tasks import TASKS, Modality, Task
+from gateway.checks.strict import StrictModel
 from gateway.errors import InvalidRequest
 from gateway.files.sources import Source, SourceField
 from gateway.tasks.prepared import Prepared, gpu_us_max, over
-from gateway.tasks.text import Strict
 from workers.contract.jobs import Usage
 from workers.contract.media import ImageFormat, ImageInput, VideoFormat, VideoInput
 
@@ -48,7 +48,7 @@ SizeName: TypeAlias = Annotated[
 ]
 
 
-class VisualTask(Strict):
+class VisualTask(StrictModel):
     """Fields common to images and videos."""
 
     prompt: _Prompt | None = None

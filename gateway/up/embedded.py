@@ -10,35 +10,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import os
 import shlex
-import shutil
 import signal
 import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, TypeAlias
 
 import click
 import httpx
 
-from gateway.accounts.accounts import create_account, list_accounts
-from gateway.accounts.keys import create_key
+from gateway.accounts.accounts import list_accounts
 from gateway.accounts.pepper import read_pepper
+from gateway.audit_log import Author
 from gateway.catalog.loader import load_catalog
-from gateway.ledger.transfers import add_credit
-from gateway.pricing import parse_usd
+from gateway.operations import accounts, credit, keys
+from gateway.operations.accounts import AccountBody
+from gateway.operations.credit import CreditBody
+from gateway.operations.database import record_migration
+from gateway.operations.keys import KeyBody
 from gateway.settings import Settings
 from gateway.sql.database import Database, migrate
 from gateway.up import environment
 from gateway.up import home as state
+from gateway.up.children import Child
 from gateway.up.queue_server import (
     NoQueueServer,
     arguments,
-    die_with_parent,
     find_server,
     ping,
     socket_path,
@@ -47,20 +49,12 @@ from gateway.up.queue_server import (
 
 STARTING_CREDIT: Final = "5"
 KEYS_FILE: Final = "first-keys.env"
-LOG_BYTES_MAX: Final = 10_000_000
-"""Size at which a log is rotated; the previous one is deleted."""
-LOG_CHECK_S: Final = 10.0
 READY_S: Final = 120.0
-STOP_S: Final = 15.0
-"""Time after which a child that was asked to stop is killed."""
 LIVE_EVERY_S: Final = 2.0
 LIVE_PATIENCE_S: Final = 5.0
 """Time limit of one probe of ``/health/live``."""
 LIVE_FAILURES_MAX: Final = 5
 """Consecutive failed probes after which the gateway is restarted."""
-RESTART_PAUSES_S: Final = (0.2, 1.0, 5.0, 15.0)
-STABLE_S: Final = 60.0
-
 
 Probe: TypeAlias = Callable[[], Awaitable[str | None]]
 """Returns why a child is not live, or None."""
@@ -69,90 +63,6 @@ SILENT: Final = "does not answer"
 
 class CannotStart(Exception):
     """The reason why ``up`` cannot start, in one line."""
-
-
-@dataclass(slots=True)
-class Child:
-    """A child process, restarted when it exits unexpectedly."""
-
-    name: str
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    log: Path
-    process: asyncio.subprocess.Process | None = None
-    started: float = 0.0
-    failures: int = 0
-    stopping: bool = field(default=False)
-
-    async def start(self) -> asyncio.subprocess.Process:
-        with open(self.log, "ab") as log:  # noqa: ASYNC230  # opened once, for the child to write
-            self.process = await asyncio.create_subprocess_exec(
-                *self.command,
-                env=dict(self.environment),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # Ctrl-C reaches the supervisor alone, which then stops everything in order.
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
-        self.started = time.monotonic()
-        return self.process
-
-    async def keep_running(self) -> None:
-        """Restart the process whenever it exits, with growing pauses while it keeps failing."""
-        while not self.stopping:
-            assert self.process is not None
-            code = await self.process.wait()
-            if self._stopped():
-                return
-            if time.monotonic() - self.started > STABLE_S:
-                self.failures = 0
-            pause = RESTART_PAUSES_S[min(self.failures, len(RESTART_PAUSES_S) - 1)]
-            self.failures += 1
-            print_line(f"{self.name} exited with {code}; restarting it (see {self.log})")
-            await asyncio.sleep(pause)
-            if not self._stopped():
-                await self.start()
-
-    async def keep_log_small(self) -> None:
-        """Rotate the log whenever it is too large, while the child keeps writing."""
-        while not self.stopping:
-            with contextlib.suppress(OSError):
-                await asyncio.to_thread(rotate, self.log)
-            await asyncio.sleep(LOG_CHECK_S)
-
-    def _stopped(self) -> bool:
-        return self.stopping
-
-    async def stop(self) -> None:
-        """End the process permanently."""
-        self.stopping = True
-        await self.end()
-
-    async def end(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """End the process, by force after ``STOP_S``; ``keep_running`` can restart it."""
-        process = self.process
-        if process is None or process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(how)
-        try:
-            async with asyncio.timeout(STOP_S):
-                await process.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-
-
-def rotate(log: Path, *, bytes_max: int = LOG_BYTES_MAX) -> None:
-    """Copy a log that is too large, then truncate it. Its writer appends, so it continues at the
-    start; lines written between the two steps are lost."""
-    if not log.exists() or log.stat().st_size <= bytes_max:
-        return
-    shutil.copyfile(log, log.with_suffix(".log.1"))
-    os.truncate(log, 0)
 
 
 async def up(settings: Settings) -> None:
@@ -188,7 +98,8 @@ async def _run(settings: Settings, home: Path, children: list[Child], stop: asyn
     }
 
     def child(name: str, command: Sequence[str], environ: Mapping[str, str]) -> Child:
-        made = Child(name, command, environ, home / "logs" / f"{name.partition(' ')[0]}.log")
+        log = home / "logs" / f"{name.partition(' ')[0]}.log"
+        made = Child(name, command, environ, report=print_line, log=log)
         children.append(made)
         return made
 
@@ -239,31 +150,30 @@ async def _run(settings: Settings, home: Path, children: list[Child], stop: asyn
 
 def _prepare(settings: Settings) -> None:
     """Migrate the database; without any account, create the first one and its keys."""
-    migrate(settings.sql_url, prepare=settings.database_prepare)
+    author = Author("tollgate up", "system")
+    recorded = functools.partial(record_migration, author=author)
+    migrate(settings.sql_url, prepare=settings.database_prepare, migrated=recorded)
     pepper = read_pepper(settings)
     database = Database(settings.sql_url, prepare=settings.database_prepare)
     try:
         with database.transaction() as connection:
             if list_accounts(connection):
                 return
-            account = create_account(connection, "default")
-            secret, _ = create_key(connection, account.id, pepper=pepper, name="first key")
-            admin, _ = create_key(
-                connection,
-                account.id,
-                pepper=pepper,
-                name="first admin key",
-                scopes=("inference", "read", "admin"),
+            name = accounts.create(connection, author, AccountBody(name="default"))["name"]
+            first = KeyBody(name="first key")
+            scopes = ("inference", "read", "admin")
+            operators = KeyBody(name="first admin key", scopes=scopes)
+            secret = keys.create(connection, author, name, first, pepper=pepper)["secret"]
+            admin = keys.create(connection, author, name, operators, pepper=pepper)["secret"]
+            given = CreditBody.model_validate(
+                {
+                    "kind": "grant",
+                    "amount": STARTING_CREDIT,
+                    "reference": "starting credit",
+                    "reason": "starting credit",
+                }
             )
-            add_credit(
-                connection,
-                account.id,
-                parse_usd(STARTING_CREDIT),
-                kind="grant",
-                key="starting credit",
-                actor="tollgate up",
-                reason="starting credit",
-            )
+            credit.add(connection, author, name, given)
             # Written before the commit: stored keys whose secrets are lost would be worse than a
             # file with keys that do not exist.
             path = settings.home / KEYS_FILE
@@ -288,7 +198,7 @@ async def _wait_until_ready(settings: Settings, children: list[Child]) -> None:
             if time.monotonic() > deadline:
                 raise CannotStart(f"not ready after {READY_S:.0f} s; see the logs in the home")
             for child in children:
-                if child.failures >= len(RESTART_PAUSES_S):
+                if child.keeps_failing:
                     raise CannotStart(f"{child.name} keeps failing; see {child.log}")
             await asyncio.sleep(0.05)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -37,14 +36,13 @@ from gateway.checks.entered import check_label
 from gateway.errors import Conflict, InvalidRequest, NotFound, TollgateError, Unavailable
 from gateway.failpoints import reach
 from gateway.files.fetch import Fetcher
+from gateway.files.retention import delete_blobs
 from gateway.files.sources import Source
 from gateway.ids import is_id, new_id
 from gateway.sql.database import Database
 from gateway.tables.voices import voice_recordings as recordings
-from workers.contract.blobs import BlobError, Blobs
+from workers.contract.blobs import Blobs
 from workers.contract.jobs import BlobRef, RequestId
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Kind: TypeAlias = Literal["voice", "consent"]
@@ -137,14 +135,6 @@ class Voices:
             lambda connection: _find(connection, account_id, kind, id, param=param)
         )
 
-    async def find_named(self, account_id: int, kind: Kind, name: str) -> Recording | None:
-        """Return the newest voice or consent of a name, or None."""
-        query = _stored(account_id, kind).where(recordings.c.name == name)
-        row = await self._database.read(
-            lambda connection: connection.execute(_newest(query).limit(1)).mappings().first()
-        )
-        return _recording(row) if row is not None else None
-
     async def list(
         self, account_id: int, kind: Kind, *, limit: int, after: str | None = None
     ) -> RecordingPage:
@@ -201,10 +191,7 @@ class Voices:
 
     async def _clear(self, account_id: int, id: str) -> bool:
         """Delete a recording's bytes, and then its row; failures are retried later."""
-        try:
-            await self._blobs.delete_request(str(account_id), id)
-        except BlobError as error:
-            log.warning("could not delete %s, retrying later: %s", id, type(error).__name__)
+        if not await delete_blobs(self._blobs, account_id, id):
             return False
         gone = delete(recordings).where(recordings.c.id == id, not_(_has_voices()))
         done = await self._database.write(lambda connection: connection.execute(gone).rowcount)

@@ -7,7 +7,8 @@ import pytest
 from sqlalchemy import Connection, Engine, event, select
 
 from gateway.accounts.accounts import create_account
-from gateway.accounts.keys import KeyInfo, authenticate, create_key, list_keys
+from gateway.accounts.key_uses import KeyUses
+from gateway.accounts.keys import KeyFilter, KeyInfo, authenticate, create_key, list_keys
 from gateway.accounts.limits import Limit, list_limits, remove_limit, set_limit
 from gateway.api.http.access import Access
 from gateway.ledger.holds import hold
@@ -57,7 +58,7 @@ def test_rate_limits_of_a_whole_key_are_stored_in_its_row(database: Database) ->
         )
         set_limit(connection, limit)
 
-        [row] = list_keys(connection, key.account_id)
+        [row] = list_keys(connection, KeyFilter(key.account_id))
         assert (row.requests_per_minute, row.tokens_per_minute) == (8, 90)
         assert list_limits(connection) == [limit]
         per_minute = [
@@ -67,7 +68,7 @@ def test_rate_limits_of_a_whole_key_are_stored_in_its_row(database: Database) ->
 
         assert remove_limit(connection, key.account_id, key_id=key.id) == limit
         assert list_limits(connection) == []
-        assert list_keys(connection, key.account_id)[0].requests_per_minute is None
+        assert list_keys(connection, KeyFilter(key.account_id))[0].requests_per_minute is None
 
 
 def test_setting_a_limit_again_replaces_all_of_it(database: Database) -> None:
@@ -124,10 +125,10 @@ async def test_limits_cost_a_request_no_statement(
         hold(connection, [books.order()])
         assert statements == without
 
-    access = Access(database, pepper=PEPPER)
+    access = Access(database, pepper=PEPPER, uses=KeyUses(database))
     statements.clear()
     found = await access.key(secret, remembered=True)
-    assert len(found.limits) == 3
+    assert len(found.limits) == 2
     assert len([each for each in statements if each.startswith("SELECT")]) == 1
     statements.clear()
     assert await access.key(secret, remembered=True) is found

@@ -16,7 +16,8 @@ import pytest
 from sqlalchemy import select, text, update
 from sqlalchemy.exc import DBAPIError
 
-from gateway.billing.audit import audit
+from gateway.audit_log import Author
+from gateway.billing.reconciliation import check_books
 from gateway.billing.statements.close import (
     CannotClose,
     changed_since_close,
@@ -72,7 +73,7 @@ def books(database: Database) -> Books:
 
 
 def closed(books: Books, month: str = "2026-03", now: datetime = AFTER) -> None:
-    close_month(books.database, month, actor="test", clock=at(now))
+    close_month(books.database, month, author=Author("test", "system"), clock=at(now))
 
 
 def test_closed_month_is_sealed_and_invoiced_and_accepts_no_bookings(books: Books) -> None:
@@ -218,7 +219,7 @@ def test_credit_notes_do_not_exceed_the_invoice(books: Books) -> None:
         assert (note.kind, note.total_cents, note.corrects) == ("credit_note", -1, made.number)
         with pytest.raises(ValueError, match=r"up to \$0\.01"):
             credit_note(connection, made.number, 2 * 10**7, actor="test", reason="more")
-        assert audit(connection, now=datetime.now(UTC)) == []
+        assert check_books(connection, now=datetime.now(UTC)) == []
     assert books.balance().posted_nanos == 10**9 - 15_000_000
 
 
@@ -234,7 +235,7 @@ def test_changes_in_a_closed_month_are_found(books: Books) -> None:
         connection.execute(text("UPDATE receipts SET reason = 'other'"))
 
         assert changed_since_close(connection, "2026-03")
-        assert "R13" in {found.rule for found in audit(connection, now=datetime.now(UTC))}
+        assert "R13" in {found.rule for found in check_books(connection, now=datetime.now(UTC))}
 
 
 def test_nothing_is_booked_into_a_month_while_it_is_closed(books: Books) -> None:
@@ -293,7 +294,7 @@ def test_killed_close_is_completed_by_the_next(point: str, books: Books, databas
     assert done_.returncode == 0, done_.stderr
     with books.database.transaction() as connection:
         assert len(invoices_of(connection)) == 1
-        assert audit(connection, now=datetime.now(UTC)) == []
+        assert check_books(connection, now=datetime.now(UTC)) == []
     assert books.balance().posted_nanos == 10**9 - 500 + 50
 
 

@@ -6,24 +6,28 @@ import csv
 import hashlib
 import io
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pyarrow.parquet
 import pytest
+from sqlalchemy import Connection, insert, select
 
-from gateway.billing.exports import native
+from gateway.billing.exports import focus, pages
 from gateway.billing.exports.files import export
 from gateway.billing.exports.footer import Footer
-from gateway.billing.exports.native import connection_reader
+from gateway.billing.exports.pages import connection_reader
 from gateway.billing.usage.report import Filters, Span, total, usage
 from gateway.ids import first_request_id
 from gateway.ledger.holds import hold
-from gateway.ledger.prices import put_in_force
+from gateway.ledger.prices import PriceCache, put_in_force
 from gateway.ledger.refunds import refund
-from gateway.pricing import Component, Price
+from gateway.pricing import Component, Line, Price
 from gateway.sql.database import Database
+from gateway.tables.core import QUANTITIES, receipts, refunds, transfers
 from tests.ledger.books import HOLD, Books, done, open_books
 
 
@@ -51,14 +55,19 @@ def span(zone: str = "Asia/Kathmandu") -> Span:
 
 
 def write(
-    books: Books, format: str = "csv", profile: str = "native", **filters: object
+    books: Books,
+    format: str = "csv",
+    profile: str = "native",
+    *,
+    span: Span | None = None,
+    **filters: object,
 ) -> tuple[bytes, Footer]:
     footer = Footer()
     chosen = Filters((books.account.id,), **filters)  # type: ignore[arg-type]
     with books.database.snapshot() as connection:
         parts = export(
             connection_reader(connection),
-            SPAN,
+            span or SPAN,
             chosen,
             format=format,
             profile=profile,
@@ -141,11 +150,111 @@ def test_filters_and_spans_select_rows(books: Books) -> None:
     assert write(books, key_ids=(books.key.id,))[1].rows == 9
 
 
-def test_parts_make_the_same_file_as_one_whole(
+def test_filters_are_values_and_never_sql(books: Books) -> None:
+    for text in ("'", '"', "m' OR '1'='1", "%s", "%(x)s", ":x", "\\'; --"):
+        assert write(books, models=(text,))[1].rows == 0
+    assert write(books, models=("%s", "m"))[1].rows == 9
+
+
+BOOKED = datetime(2026, 3, 8, 6, 59, 59, 900_001, tzinfo=UTC)
+"""Just before clocks change in New York."""
+NATIVE = '''\
+"kind","request_id","booked_at","booked_at_local","accepted_at","account_id","key","model","task",\
+"status","outcome","reason","service_class","price_id","amount_usd","amount_nanos","input_tokens",\
+"cached_input_tokens","output_tokens","images","video_ms","audio_ms","characters","steps","gpu_us",\
+"metadata"
+"charge","req_001","2026-03-08T06:59:59.900001Z","2026-03-08T01:59:59.900001-05:00",\
+"2026-03-08T06:59:59.000000Z",{account},"{key}","ü, ""x""","text-generation","succeeded","charged",\
+"completed","standard",{price},"0.000000500",500,5,0,5,0,0,0,0,0,0,\
+"{{""a"":""1, \\""2\\"" ü\\n""}}"
+"charge","req_002","2026-03-08T07:00:00.900001Z","2026-03-08T03:00:00.900001-04:00",\
+"2026-03-08T07:00:00.000000Z",{account},"{key}","two
+lines","text-generation","succeeded","charged",\
+"completed","standard",{price},"9007199.254740993",9007199254740993,5,0,5,0,0,0,0,0,0,
+"refund","req_002","2026-03-08T07:00:00.000000Z","2026-03-08T03:00:00.000000-04:00",\
+"2026-03-08T07:00:00.000000Z",{account},"{key}","two
+lines","text-generation","succeeded","charged",\
+"completed","standard",{price},"-0.000000007",-7,,,,,,,,,,
+'''
+
+
+def test_file_has_exactly_these_bytes(books: Books) -> None:
+    """Quotes, line breaks, NULL, an amount that no float can hold, and a change of the clock."""
+    rows = [
+        {
+            **dict.fromkeys(QUANTITIES, 0),
+            "request_id": f"req_00{number}",
+            "account_id": books.account.id,
+            "key_id": books.key.id,
+            "model": ('ü, "x"', "two\nlines")[number - 1],
+            "task": "text-generation",
+            "price_id": books.price_id,
+            "outcome": "charged",
+            "status": "succeeded",
+            "reason": "completed",
+            "hold_nanos": 2**60,
+            "charge_nanos": (500, 2**53 + 1)[number - 1],
+            "requests": 1,
+            "input_tokens": 5,
+            "output_tokens": 5,
+            "timings": {},
+            "metadata": ({"a": '1, "2" ü\n'}, None)[number - 1],
+            "accepted_at": BOOKED.replace(microsecond=0) + timedelta(seconds=number - 1),
+            "settled_at": BOOKED + timedelta(seconds=number - 1),
+        }
+        for number in (1, 2)
+    ]
+    with books.database.transaction() as connection:
+        ids = list(connection.execute(select(transfers.c.id).limit(3)).scalars())
+        for row, transfer_id in zip(rows, ids, strict=False):
+            connection.execute(insert(receipts).values(**row, transfer_id=transfer_id))
+        connection.execute(
+            insert(refunds).values(
+                request_id="req_002",
+                seq=0,
+                kind="refund",
+                account_id=books.account.id,
+                amount_nanos=7,
+                transfer_id=ids[2],
+                booked_at=BOOKED.replace(hour=7, minute=0, second=0, microsecond=0),
+            )
+        )
+    day = timedelta(days=1)
+    days = Span(BOOKED - day, BOOKED + day, ZoneInfo("America/New_York"))
+
+    data, footer = write(books, span=days)
+
+    expected = NATIVE.format(account=books.account.id, key=books.key.prefix, price=books.price_id)
+    assert data.decode() == expected
+    assert footer.amount_nanos == 2**53 + 1 + 500 - 7
+
+
+def test_equal_charges_are_itemised_once(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        order = books.order()
+        with books.database.transaction() as connection:
+            hold(connection, [order])
+        books.settle(done(order.request_id, input_tokens=6, output_tokens=3))
+    itemised = []
+    original = focus.charged_lines
+
+    def charged_lines(connection: Connection, row: Any, prices: PriceCache) -> Iterator[Line]:
+        itemised.append(row["request_id"])
+        return original(connection, row, prices)
+
+    monkeypatch.setattr(focus, "charged_lines", charged_lines)
+    found = rows(write(books, profile="focus")[0])
+
+    # Seven different ones, the last of which has three equals.
+    assert len(itemised) == 7
+    assert sum(row["ConsumedQuantity"] == "6" for row in found) == 4
+
+
+def test_file_written_in_parts_equals_one_written_at_once(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, _ = write(books)
-    monkeypatch.setattr(native, "CHUNK", 2)
+    monkeypatch.setattr(pages, "PAGE_ROWS", 2)
 
     assert write(books)[0] == whole
     parquet, footer = write(books, "parquet")

@@ -20,7 +20,7 @@ from gateway.batches.store import placed_requests
 from gateway.billing.entries import entries, find_entry
 from gateway.billing.exports.files import export
 from gateway.billing.exports.footer import Footer
-from gateway.billing.exports.native import connection_reader
+from gateway.billing.exports.pages import connection_reader
 from gateway.billing.usage.report import Filters, Span, usage
 from gateway.ids import first_request_id
 from gateway.ledger.closed import ClosedRequest

@@ -1,4 +1,4 @@
-"""The JSON of the catalog, and who is available."""
+"""The catalog as JSON, and the availability of models."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_entries_are_found_by_any_of_their_tasks() -> None:
     assert names(task="text-generation") == ["pocket-chat"]
 
 
-def test_entries_are_found_by_what_they_are_good_for() -> None:
+def test_entries_are_found_by_good_for() -> None:
     assert names(good_for="voice-cloning") == [
         "minimax-audio-voice-clone-speech-2.6-hd",
         "minimax-audio-voice-clone-speech-2.6-turbo",

@@ -1,4 +1,4 @@
-"""What a wrong catalog is told: file, line, column, what was found and what would be accepted."""
+"""Errors of an invalid catalog: file, line, column, what was found and what is accepted."""
 
 from __future__ import annotations
 

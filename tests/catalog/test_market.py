@@ -1,4 +1,4 @@
-"""The catalog that we ship: every market model at its price, and our own."""
+"""The shipped catalog: every market model at its price, and our own models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must fit together in an entry, and what that is worth: whatever passes can be billed."""
+"""Rules within an entry; every entry that follows them can be billed."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import select
 
 from gateway.app import reload_on_hangup
+from gateway.audit_log import Author
 from gateway.catalog import store
 from gateway.catalog.loader import CatalogError
 from gateway.catalog.store import LiveCatalog
@@ -23,6 +24,7 @@ from gateway.pricing import format_usd
 from gateway.sql.database import Database
 from gateway.tables.core import price_periods, prices
 
+TESTER = Author("test", "system")
 Connect = Callable[[str], Database]
 
 
@@ -113,7 +115,7 @@ async def test_a_changed_price_is_in_force_when_the_reload_returns(
 
     file.sell(painter="0.02", sketcher="0.002")
     async with kept_fresh(live):
-        problems = await live.reload()
+        problems = await live.reload(TESTER)
 
     assert problems == ()
     assert price_of(live, "painter") == "0.02"
@@ -132,7 +134,7 @@ async def test_a_reload_without_a_change_makes_no_new_price(
     live = await LiveCatalog.open(file.path, database)
 
     file.sell(painter="0.0100")
-    await live.reload()
+    await live.reload(TESTER)
 
     assert len(periods(database, "painter")) == 1
 
@@ -163,9 +165,9 @@ async def test_broken_file_changes_nothing_and_is_reported(
     live = await LiveCatalog.open(file.path, connect(sqlite_url))
 
     file.sell(painter="0.5", sketcher="cheap")
-    problems = await live.reload()
+    problems = await live.reload(TESTER)
     file.path.unlink()
-    missing = await live.reload()
+    missing = await live.reload(TESTER)
 
     assert [problem.path for problem in problems] == ["models[1].price[0].amount"]
     assert [problem.message for problem in missing] == ["cannot be read: No such file or directory"]
@@ -187,14 +189,14 @@ async def test_a_hangup_signal_reloads_and_a_broken_file_is_logged(
         file.sell(painter="nothing")
         os.kill(os.getpid(), signal.SIGHUP)
         async with asyncio.timeout(20):
-            while "catalog not reloaded" not in caplog.text:  # noqa: ASYNC110  # nobody tells
+            while "catalog not reloaded" not in caplog.text:  # noqa: ASYNC110  # there is no event to await
                 await asyncio.sleep(0.01)
         assert price_of(live, "painter") == "0.01"
 
         file.sell(painter="0.02")
         os.kill(os.getpid(), signal.SIGHUP)
         async with asyncio.timeout(20):
-            while price_of(live, "painter") != "0.02":  # noqa: ASYNC110  # nobody tells
+            while price_of(live, "painter") != "0.02":  # noqa: ASYNC110  # there is no event to await
                 await asyncio.sleep(0.01)
 
     assert (
@@ -211,13 +213,13 @@ async def test_a_model_that_is_taken_off_sale_can_still_be_settled(
     price_id, price = live.priced("painter", now())
 
     file.sell(sketcher="0.002")
-    await live.reload()
+    await live.reload(TESTER)
     restarted = await LiveCatalog.open(file.path, connect(sqlite_url))
 
     assert live.entry("painter") is None
     assert [entry.name for entry in live.entries()] == ["sketcher"]
     for each in (live, restarted):
-        assert set(each.names_ever()) == {"painter", "sketcher"}
+        assert set(each.names_ever) == {"painter", "sketcher"}
         assert each.prices[price_id] == price
 
 
@@ -244,10 +246,10 @@ async def test_a_price_that_another_gateway_changed_is_charged_and_shown(
 
     async with kept_fresh(there):
         file.sell(painter="0.02")
-        await here.reload()
+        await here.reload(TESTER)
 
         async with asyncio.timeout(20):
-            while sold_at(there, "painter") != "0.02":  # noqa: ASYNC110  # it tells nobody
+            while sold_at(there, "painter") != "0.02":  # noqa: ASYNC110  # there is no event to await
                 await asyncio.sleep(0.01)
         assert [entry.price[0].amount for entry in there.entries()] == [20_000_000]
 
@@ -321,8 +323,8 @@ async def test_the_price_of_every_request_was_in_force_when_it_was_accepted(
         sellers = [asyncio.create_task(sell(live)) for live in gateways]
         for amount in ("0.02", "0.03"):
             file.sell(painter=amount)
-            # All of them at once, as when the file is replaced and each gets its SIGHUP.
-            await asyncio.gather(*(live.reload() for live in gateways))
+            # All concurrently, as when the file is replaced and each gets its SIGHUP.
+            await asyncio.gather(*(live.reload(TESTER) for live in gateways))
         stop.set()
         await asyncio.gather(*sellers)
 

@@ -225,3 +225,16 @@ def test_commands_refuse_a_database_without_the_schema(home: Path) -> None:
     assert "run: tollgate migrate" in made.run("account", "list", status=1)
     made.run("migrate")
     assert made.json("account", "list") == []
+
+
+def test_cut_list_says_how_to_continue(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        command.run("account", "create", name)
+    monkeypatch.setenv("TOLLGATE_HOME", str(command.home))
+
+    shown = CliRunner().invoke(cli, ["account", "list", "--limit", "1", "--json"])
+
+    (first,) = json.loads(shown.stdout)
+    assert shown.stderr == f"there are more: continue with --after {first['id']}\n"
+    rest = command.json("account", "list", "--after", str(first["id"]))
+    assert [one["name"] for one in rest] == ["two"]

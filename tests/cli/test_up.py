@@ -1,4 +1,4 @@
-"""``tollgate up`` as a newcomer runs it: ready, one per home, and nothing left when it ends."""
+"""``tollgate up`` as a newcomer runs it: ready, one per home, and no child left at its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.stack import CATALOG, alive, free_port, wait_for
 
 
 class Up:
-    """One ``tollgate up``, and what it says."""
+    """A running ``tollgate up``; its output is in the file ``said``."""
 
     def __init__(self, home: Path, *, output: int | None = None, **environment: str) -> None:
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -27,7 +27,7 @@ class Up:
         catalog.write_text(CATALOG.format(veo="0.40"))
         self.home = home
         self.port = free_port()
-        # Neither a queue server on PATH nor one by address: only the package is left.
+        # No queue server on PATH and no URL of one, so that the packaged server is used.
         kept = {k: v for k, v in os.environ.items() if k not in ("REDIS_URL", "DATABASE_URL")}
         self.environment = {
             **kept,
@@ -83,14 +83,14 @@ def keys(home: Path) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines)
 
 
-def test_it_says_ready_and_a_curl_that_works(up: Up) -> None:
+def test_ready_line_and_working_curl_command_are_printed(up: Up) -> None:
     said = up.said.read_text()
 
     assert f"\nready http://127.0.0.1:{up.port}\n" in said
     curl = said[said.index("\ncurl ") + 1 :].strip().replace("pocket-chat", "echo")
     header = re.search(r'-H ("Authorization: .*?") -H', curl)
     assert header is not None
-    # As a shell reads it: the key stands in a file, and not in what was printed.
+    # Expanded by a shell, because the printed command reads the key from a file.
     shell = subprocess.run(["/bin/sh", "-c", f"echo {header[1]}"], capture_output=True, text=True)
     name, _, value = shell.stdout.strip().partition(": ")
     chat = httpx.post(
@@ -101,7 +101,7 @@ def test_it_says_ready_and_a_curl_that_works(up: Up) -> None:
     assert chat.json()["choices"][0]["message"]["content"] == "hi"
 
 
-def test_the_first_keys_are_written_once_and_for_their_owner_only(up: Up, home: Path) -> None:
+def test_first_keys_are_written_to_a_file_only_the_owner_can_read(up: Up, home: Path) -> None:
     path = home / "first-keys.env"
 
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -113,7 +113,7 @@ def test_the_first_keys_are_written_once_and_for_their_owner_only(up: Up, home: 
     assert balance["posted"] == "5"
 
 
-def test_a_second_one_on_the_same_home_says_so(up: Up) -> None:
+def test_second_up_on_the_same_home_is_refused_in_one_line(up: Up) -> None:
     second = subprocess.run(
         [sys.executable, "-m", "gateway", "up"],
         env={**up.environment, "TOLLGATE_PORT": str(free_port())},
@@ -127,7 +127,7 @@ def test_a_second_one_on_the_same_home_says_so(up: Up) -> None:
     assert f"already running on {up.home}" in second.stderr
 
 
-def test_an_interrupt_leaves_nothing_running(up: Up) -> None:
+def test_interrupt_ends_every_child(up: Up) -> None:
     children = up.descendants()
     assert len(children) >= 4
 
@@ -137,8 +137,8 @@ def test_an_interrupt_leaves_nothing_running(up: Up) -> None:
     wait_for(lambda: not any(alive(pid) for pid in children), "every child to end")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's promise is Linux's own")
-def test_children_end_when_it_is_killed(up: Up) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can end a child with its parent")
+def test_killing_up_ends_every_child(up: Up) -> None:
     children = up.descendants()
 
     up.process.kill()
@@ -147,7 +147,7 @@ def test_children_end_when_it_is_killed(up: Up) -> None:
     wait_for(lambda: not any(alive(pid) for pid in children), "every child to end")
 
 
-def test_a_port_in_use_is_one_line(up: Up, tmp_path: Path) -> None:
+def test_port_in_use_is_reported_in_one_line(up: Up, tmp_path: Path) -> None:
     second = subprocess.run(
         [sys.executable, "-m", "gateway", "up"],
         env={**up.environment, "TOLLGATE_HOME": str(tmp_path / "other")},

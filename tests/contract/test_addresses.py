@@ -1,4 +1,4 @@
-"""URLs of clients never lead to private addresses."""
+"""URLs from clients never lead to private addresses."""
 
 from __future__ import annotations
 

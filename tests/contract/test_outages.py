@@ -1,4 +1,4 @@
-"""Losses: answers, scripts, workers by ``kill -9``, all data of Redis."""
+"""Lost answers, lost scripts, workers under ``kill -9``, and a wiped Redis."""
 
 from __future__ import annotations
 

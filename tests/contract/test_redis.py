@@ -36,13 +36,15 @@ async def test_the_longest_blocking_read_ends_without_an_error(
     assert await client.bzpopmin([namespace], BLOCK_MAX_S) is None
 
 
-async def test_callers_wait_for_a_free_connection(server_url: str) -> None:
-    client = connect(server_url, max_connections=4)
+async def test_many_callers_share_one_connection(server_url: str, client: Redis) -> None:
+    before = (await client.info("clients"))["connected_clients"]
+    many = connect(server_url)
 
-    answers = await asyncio.gather(*(client.ping() for _ in range(300)))
+    answers = await asyncio.gather(*(many.ping() for _ in range(300)))
 
     assert all(answers)
-    await client.aclose()
+    assert (await client.info("clients"))["connected_clients"] == before + 1
+    await many.aclose()
 
 
 async def test_unreachable_server_is_an_error_immediately(tmp_path: Path) -> None:

@@ -143,18 +143,6 @@ async def test_events_of_a_fenced_worker_are_not_logged(log: EventLog) -> None:
     assert [e.cursor for e in await log.replay("j1")] == ["1-5", "2-1", "2-2"]
 
 
-async def test_follow_waits_for_the_next_entry(log: EventLog) -> None:
-    await log.append(logged(1))
-    assert await log.follow("j1", block_ms=10) == [logged(1)]
-    following = asyncio.create_task(log.follow("j1", after="1-1", block_ms=2000))
-    await asyncio.sleep(0.02)
-
-    await log.append(logged(2))
-
-    assert await following == [logged(2)]
-    assert await log.follow("j1", after="1-2", block_ms=10) == []
-
-
 async def test_log_is_limited_and_expires(client: Redis, log: EventLog, namespace: str) -> None:
     for start in range(1, 6000, 500):
         await log.append(*(logged(n) for n in range(start, start + 500)))

@@ -67,6 +67,13 @@ def test_lines_are_short(page: Path) -> None:
         assert [line for line in lines if len(line) > LINE_MAX and line[0] != "|"] == []
 
 
+def test_decisions_are_numbered_without_gaps() -> None:
+    text = (ROOT / "docs" / "decisions.md").read_text()
+
+    numbers = [int(number) for number in re.findall(r"^## (\d+)\. ", text, re.MULTILINE)]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
 @pytest.mark.parametrize("part", generate.PARTS)
 def test_generated_parts_are_current(part: str) -> None:
     page = ROOT / "docs" / part

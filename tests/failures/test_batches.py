@@ -1,4 +1,4 @@
-"""Whoever dies while a batch runs, it is finished, and every line of it is charged once."""
+"""Whatever crashes while a batch runs, it is finished, and each line is charged once."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_batch_survives_a_gateway_crash_at_each_failpoint(point: str, stack: Sta
     assert len(blobs) == 2, "what a dead gateway wrote is still there"
 
 
-def test_the_gateway_dies_again_and_again(stack: Stack) -> None:
+def test_batch_survives_repeated_gateway_crashes(stack: Stack) -> None:
     caller = stack.caller()
     batch_id = submit(caller, content("slow"))
 
@@ -158,7 +158,7 @@ def test_batch_survives_an_engine_crash(stack: Stack) -> None:
     each_line_was_charged_once(stack, caller, batch_id)
 
 
-def test_a_gateway_that_is_stopped_leaves_its_batch_to_the_next(stack: Stack) -> None:
+def test_stopped_gateway_hands_its_batch_to_the_next(stack: Stack) -> None:
     caller = stack.caller()
     batch_id = submit(caller, content("slow"))
     wait_for(lambda: now(caller, batch_id)["request_counts"]["completed"] > 0, "some lines")
@@ -176,7 +176,7 @@ def test_a_gateway_that_is_stopped_leaves_its_batch_to_the_next(stack: Stack) ->
     each_line_was_charged_once(stack, caller, batch_id)
 
 
-def test_a_key_that_is_revoked_meanwhile_loses_no_line_that_was_placed(stack: Stack) -> None:
+def test_revoked_key_keeps_lines_that_were_already_submitted(stack: Stack) -> None:
     caller = stack.caller()
     batch_id = submit(caller, content("slow"))
     wait_for(lambda: now(caller, batch_id)["request_counts"]["completed"] > 3, "some lines")
@@ -225,7 +225,7 @@ def test_lines_not_run_in_the_window_expire_without_a_charge(stack: Stack) -> No
     assert stack.findings() == []
 
 
-def test_a_batch_that_is_cancelled_while_no_gateway_runs_it_ends_right(stack: Stack) -> None:
+def test_batch_cancelled_while_no_gateway_runs_it_ends_as_cancelled(stack: Stack) -> None:
     caller = stack.caller()
     batch_id = submit(caller, content("slow"))
     wait_for(lambda: now(caller, batch_id)["request_counts"]["completed"] > 3, "some lines")
@@ -329,7 +329,7 @@ def test_lost_input_file_ends_a_batch_with_its_results(stack: Stack) -> None:
     assert stack.findings() == []
 
 
-def test_lines_that_find_the_queue_full_are_placed_again(stack: Stack) -> None:
+def test_lines_refused_by_a_full_queue_are_submitted_again(stack: Stack) -> None:
     caller = stack.caller()
     stack.kill("gateway")
     stack.start_gateway(environment={"TOLLGATE_ACCOUNT_QUEUE_MAX": "1"})
@@ -351,7 +351,7 @@ def test_lines_that_find_the_queue_full_are_placed_again(stack: Stack) -> None:
     assert stack.findings() == []
 
 
-def test_lines_that_found_the_queue_full_end_with_a_cancelled_batch(stack: Stack) -> None:
+def test_lines_refused_by_a_full_queue_end_with_a_cancelled_batch(stack: Stack) -> None:
     caller = stack.caller()
     stack.kill("gateway")
     stack.start_gateway(environment={"TOLLGATE_ACCOUNT_QUEUE_MAX": "1"})
@@ -376,7 +376,7 @@ def test_lines_that_found_the_queue_full_end_with_a_cancelled_batch(stack: Stack
     assert stack.findings() == []
 
 
-def test_postgres_stops_and_comes_back_while_a_batch_runs(tmp_path: Path, valkey: str) -> None:
+def test_batch_survives_a_restart_of_postgres(tmp_path: Path, valkey: str) -> None:
     with (
         own_postgres() as (server, url),
         running(tmp_path / "home", url, valkey, namespace=f"t{time.time_ns()}") as stack,

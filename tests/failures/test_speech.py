@@ -1,4 +1,4 @@
-"""Whoever dies while a text is spoken: the sound goes on as it would have been, paid for once."""
+"""Crashes while speech is synthesised: the audio continues identically and is charged once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.failures.conftest import mended, own_stack
-from tests.gateway.test_speaking import seconds
+from tests.gateway.test_generated_audio import seconds
 from tests.stack import Caller, Stack, ended, wait_for
 from tests.workers.speech.checkpoints import make_checkpoint
 
@@ -65,7 +65,7 @@ def all_is_well(stack: Stack, caller: Caller, *, spoken: int) -> None:
 
 
 @pytest.mark.parametrize("who", ["engine", "worker"])
-def test_who_speaks_dies_and_the_stream_goes_on_where_it_broke_off(who: str, stack: Stack) -> None:
+def test_stream_resumes_at_the_same_byte_after_a_crash(who: str, stack: Stack) -> None:
     caller = stack.caller(credit="10")
     with speaking(caller) as answer:
         undisturbed = answer.read()
@@ -88,7 +88,7 @@ def test_who_speaks_dies_and_the_stream_goes_on_where_it_broke_off(who: str, sta
     all_is_well(stack, caller, spoken=2)
 
 
-def test_the_gateway_dies_in_the_middle_and_the_text_is_spoken_to_its_end(stack: Stack) -> None:
+def test_speech_is_completed_after_a_gateway_crash(stack: Stack) -> None:
     caller = stack.caller(credit="10")
     with speaking(caller) as answer:
         chunks = answer.iter_bytes(4096)
@@ -108,7 +108,7 @@ def test_the_gateway_dies_in_the_middle_and_the_text_is_spoken_to_its_end(stack:
     all_is_well(stack, caller, spoken=1)
 
 
-def test_a_sound_that_breaks_off_is_not_taken_for_a_whole_one(stack: Stack) -> None:
+def test_audio_of_a_cancelled_request_ends_with_a_broken_connection(stack: Stack) -> None:
     caller = stack.caller(credit="10")
     with speaking(caller) as answer:
         chunks = answer.iter_bytes(4096)

@@ -1,5 +1,4 @@
-"""Whoever dies while a voice is kept or deleted: nothing lies in the store that nobody answers for,
-and nothing that was deleted is found again."""
+"""Crashes while a voice is stored or deleted leave no orphaned blob and revive no voice."""
 
 from __future__ import annotations
 
@@ -74,7 +73,7 @@ def clear(stack: Stack, *, later: timedelta) -> None:
     asyncio.run(run())
 
 
-def test_the_gateway_dies_before_a_voice_is_kept(stack: Stack) -> None:
+def test_voice_interrupted_by_a_gateway_crash_is_deleted_later(stack: Stack) -> None:
     caller = stack.caller()
     consent_id = keep_consent(caller)
     stack.kill("gateway")
@@ -95,7 +94,7 @@ def test_the_gateway_dies_before_a_voice_is_kept(stack: Stack) -> None:
     assert lying(stack, caller) == {consent_id, kept["id"]}
 
 
-def test_the_gateway_dies_before_a_withdrawn_consent_and_its_voice_are_cleared(
+def test_withdrawn_consent_and_voice_are_deleted_after_a_gateway_crash(
     stack: Stack,
 ) -> None:
     caller = stack.caller()
@@ -133,7 +132,7 @@ def cloning(tmp_path: Path, postgres: str) -> Iterator[Stack]:
         yield made
 
 
-def test_a_voice_is_deleted_before_an_order_in_it_has_begun(cloning: Stack) -> None:
+def test_request_whose_voice_was_deleted_before_its_start_is_not_charged(cloning: Stack) -> None:
     caller = cloning.caller()
     kept = keep_voice(caller, keep_consent(caller))
     cloning.kill("worker")

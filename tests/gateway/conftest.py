@@ -122,7 +122,7 @@ MEDIA = """\
 def shared_media_stack(
     tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str
 ) -> Iterator[tuple[Stack, Artist]]:
-    """A gateway whose only worker draws without a model."""
+    """A gateway whose only worker generates images without a model."""
     directory = tmp_path_factory.mktemp("media") / "home"
     directory.mkdir()
     url = Databases("sqlite", directory, postgres).make()

@@ -1,4 +1,4 @@
-"""A model may answer to another's name, and every answer says that it does."""
+"""A model can be named by an alias, and every answer says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches by the unmodified OpenAI client: half price, exact bills, files of results."""
+"""Batches by the unmodified OpenAI client: half price, exact charges, result files."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_failed_line_is_in_the_error_file_and_is_free(stack: Stack) -> None:
 
 
 def test_batch_continues_when_credit_runs_out_and_other_lines_fail(stack: Stack) -> None:
-    # Three tokens in are held as 21 and more, so a part of what runs at once is refused.
+    # Three input tokens are held as 21 or more, so some of the concurrent lines are refused.
     caller = stack.caller(credit="0.00003")
     api = client(stack, caller)
     dear = chat("echo", WORDS, max_tokens=400)
@@ -409,7 +409,7 @@ def test_a_budget_bounds_a_batch_too(stack: Stack) -> None:
 
 
 def test_lines_wait_for_credit_that_other_requests_only_hold(stack: Stack) -> None:
-    # What a line holds is $0.00000111, so two can run at once; what it costs is far less.
+    # A line holds $0.00000111, so two can run concurrently; it costs far less.
     caller = stack.caller(credit="0.0000025")
     api = client(stack, caller)
     body = chat("echo", WORDS, max_tokens=4)

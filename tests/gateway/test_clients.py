@@ -1,4 +1,4 @@
-"""What clients send beyond the documented bodies: what helpers add, OpenRouter, browsers."""
+"""Requests of other clients: fields that helpers add, OpenRouter's options, browsers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def client(stack: Stack, secret: str) -> openai.OpenAI:
 # --- Messages of helpers go back as they came ----------------------------------------------------
 
 
-def test_a_parsed_call_is_sent_back_with_its_result(text_stack: Stack) -> None:
+def test_parsed_function_call_can_be_sent_back_with_its_result(text_stack: Stack) -> None:
     completions = client(text_stack, text_stack.caller().secret).chat.completions
     message = (
         completions.parse(
@@ -64,7 +64,7 @@ def test_a_parsed_call_is_sent_back_with_its_result(text_stack: Stack) -> None:
     assert answer.usage is not None
 
 
-def test_a_streamed_call_is_sent_back_with_its_result(text_stack: Stack) -> None:
+def test_streamed_function_call_can_be_sent_back_with_its_result(text_stack: Stack) -> None:
     completions = client(text_stack, text_stack.caller().secret).chat.completions
     with completions.stream(
         model="tiny", messages=ASK, tools=TOOLS, tool_choice="required", max_tokens=200
@@ -177,7 +177,7 @@ def test_unsupported_openrouter_options_are_refused(
 
 
 @pytest.mark.parametrize("named", [["Veo9", "Veo3", "echo"], ["echo"]])
-def test_the_first_model_that_is_served_answers(stack: Stack, named: list[str]) -> None:
+def test_first_available_model_answers(stack: Stack, named: list[str]) -> None:
     body = {**chat("", "hi", max_tokens=2), "models": named}
     del body["model"]
 
@@ -257,7 +257,7 @@ def test_page_of_an_allowed_origin_can_call_and_read_the_cost(stack: Stack) -> N
     assert refused.headers["access-control-allow-origin"] == ORIGIN
 
 
-def test_a_page_of_another_origin_may_not(stack: Stack) -> None:
+def test_page_of_another_origin_cannot_call(stack: Stack) -> None:
     asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
 
     preflight = httpx.options(f"{stack.url}/v1/chat/completions", headers=asked)
@@ -266,7 +266,7 @@ def test_a_page_of_another_origin_may_not(stack: Stack) -> None:
     assert "access-control-allow-origin" not in preflight.headers
 
 
-def test_without_the_setting_no_page_may_call() -> None:
+def test_without_allowed_origins_no_page_can_call() -> None:
     assert cors_of(Settings()) is None
 
 

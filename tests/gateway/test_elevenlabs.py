@@ -1,4 +1,4 @@
-"""ElevenLabs' surface by its own unmodified client, against models of random weights."""
+"""ElevenLabs' API by its own unmodified client, against models of random weights."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_voice_is_stored_with_its_consent(media_stack: Stack) -> None:
     assert voice in api.voices.get_all().voices
     assert voice.high_quality_base_model_ids == ["mimic"]
     for speak in (api.text_to_speech.convert, api.text_to_speech.stream):
-        # As long as the sample, since it is spoken by who says so.
+        # The fake model returns audio as long as the recording of the voice.
         assert b"".join(speak(made.voice_id, text=TEXT)) == wav(1500)
     (consent,) = caller.http.get("/v1/audio/voice_consents").json()["data"]
     assert (consent["language"], voice.labels) == ("en", {"consent": consent["id"]})

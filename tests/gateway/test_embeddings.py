@@ -1,4 +1,4 @@
-"""Embeddings through the unmodified client, which asks for base64 unless it is told otherwise."""
+"""Embeddings by the unmodified OpenAI client, which asks for base64 by default."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def client(stack: Stack, caller: Caller) -> openai.OpenAI:
     return made
 
 
-def test_vectors_come_in_order_and_are_charged_by_the_token(text_stack: Stack) -> None:
+def test_vectors_are_returned_in_order_and_charged_per_token(text_stack: Stack) -> None:
     caller = text_stack.caller()
     embeddings = client(text_stack, caller).embeddings
 
@@ -64,7 +64,7 @@ def test_invalid_embedding_input_is_refused_and_not_charged(
     assert (balance["posted"], balance["held"]) == ("1", "0")
 
 
-def test_the_native_api_takes_the_task_too(text_stack: Stack) -> None:
+def test_native_api_accepts_embeddings(text_stack: Stack) -> None:
     caller = text_stack.caller()
 
     accepted = caller.http.post(

@@ -1,4 +1,4 @@
-"""Exports over HTTP: no more than a few at a time, and none keeps a connection from anybody."""
+"""Exports over HTTP: few run at a time, and none blocks other requests."""
 
 from __future__ import annotations
 

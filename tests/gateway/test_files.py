@@ -1,4 +1,4 @@
-"""Files by the unmodified OpenAI client: whose they are, how long they live, what is refused."""
+"""Files by the unmodified OpenAI client: privacy, expiry and refusals."""
 
 from __future__ import annotations
 

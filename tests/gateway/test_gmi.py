@@ -1,4 +1,4 @@
-"""Our own request queue, as code that was written for GMI Cloud's calls it."""
+"""GMI Cloud's request queue, called as its clients do."""
 
 from __future__ import annotations
 
@@ -379,7 +379,7 @@ def test_file_is_uploaded_to_a_presigned_url_and_referred_to_by_its_public_url(
     assert artist.attached[found["request_id"]] == [PICTURE]
     assert ended(caller, native.json()["id"])["status"] == "succeeded"
     assert httpx.get(picture).status_code == 405
-    # Somebody else's is not found, and neither address is called.
+    # That of another account is not found, and neither URL is fetched.
     stranger = media_stack.caller()
     refused = place(stranger, prompt="x", image=picture)
     assert (refused.status_code, "Unknown file" in refused.json()["error"]) == (400, True)

@@ -1,4 +1,4 @@
-"""What a payload means to models of an upstream, and to those that speak."""
+"""Payloads of the request queue, as upstream models and audio models understand them."""
 
 from __future__ import annotations
 

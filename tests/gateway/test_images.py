@@ -1,4 +1,4 @@
-"""Pictures by the unmodified OpenAI client: drawn, edited, varied, streamed, paid for once."""
+"""Images by the unmodified OpenAI client: generated, edited, varied, streamed, charged once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits as clients meet them: what is refused, what it says, and who comes again by itself."""
+"""Limits as clients meet them: refusals, their messages, and automatic retries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures and videos by the native API: what they may be, what they bring, what becomes of it."""
+"""Images and videos in the native API: inputs, attachments, outputs and their deletion."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def finished(caller: Caller, model: str = "pocket", **value: Any) -> dict[str, A
 
 
 def stored(stack: Stack, caller: Caller) -> list[Path]:
-    """Every blob of an account that is in the store."""
+    """Return all stored blobs of an account."""
     folder = stack.directory / "blobs" / str(caller.account_id)
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
 @pytest.fixture
 def site() -> Iterator[str]:
-    """Somebody's server: a picture, a way to it, a way that never ends, and much too much."""
+    """A server with an image, a redirect to it, an endless redirect and a too large file."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -75,7 +75,7 @@ def site() -> Iterator[str]:
     server.server_close()
 
 
-def test_pictures_are_drawn_charged_and_opened_without_a_key(media_stack: Stack) -> None:
+def test_images_are_generated_charged_and_downloaded_without_a_key(media_stack: Stack) -> None:
     caller = media_stack.caller()
 
     found = finished(caller, prompt="a red circle", n=2, seed=5)
@@ -97,9 +97,7 @@ def test_pictures_are_drawn_charged_and_opened_without_a_key(media_stack: Stack)
     assert httpx.get(receipt["media"][1]["url"]).content == png(64, 64, 6)
 
 
-def test_a_price_may_depend_on_the_quality_and_steps_follow_it(
-    media_stack: Stack, artist: Artist
-) -> None:
+def test_quality_selects_price_and_steps(media_stack: Stack, artist: Artist) -> None:
     caller = media_stack.caller()
     value = {"prompt": "fine", "quality": "high", "size": "128x64", "n": 2}
 
@@ -113,7 +111,7 @@ def test_a_price_may_depend_on_the_quality_and_steps_follow_it(
     assert job.limits.attributes == {"size": "128x64", "quality": "high"}
 
 
-def test_a_task_may_be_named(media_stack: Stack, artist: Artist) -> None:
+def test_named_task_replaces_the_selected_one(media_stack: Stack, artist: Artist) -> None:
     caller = media_stack.caller()
     body = {"model": "pocket", "input": {"prompt": "brighter", "image": DATA_URI}}
 
@@ -147,7 +145,7 @@ def test_images_are_blended_unless_only_one_is_sent(media_stack: Stack) -> None:
     assert media_stack.held(caller) == 0
 
 
-def test_outputs_can_be_had_as_base64(media_stack: Stack) -> None:
+def test_outputs_are_returned_as_base64_on_request(media_stack: Stack) -> None:
     caller = media_stack.caller()
     found = finished(caller, prompt="x", seed=1)
 
@@ -157,7 +155,7 @@ def test_outputs_can_be_had_as_base64(media_stack: Stack) -> None:
     assert base64.b64decode(medium["b64_json"]) == png(64, 64, 1)
 
 
-def test_one_of_several_that_failed_is_told_and_not_billed(media_stack: Stack) -> None:
+def test_failed_image_among_several_is_reported_and_not_charged(media_stack: Stack) -> None:
     found = finished(media_stack.caller(), prompt="!second", n=3)
 
     assert (found["status"], found["cost"]) == ("succeeded", "0.02")
@@ -168,24 +166,24 @@ def test_one_of_several_that_failed_is_told_and_not_billed(media_stack: Stack) -
     ]
 
 
-def test_previews_are_shown_on_the_way(media_stack: Stack) -> None:
+def test_previews_of_an_image_are_sent_as_events(media_stack: Stack) -> None:
     caller = media_stack.caller()
     found = finished(caller, prompt="x", previews=2)
 
-    told = [data for _, data in events(caller, found["id"]) if data["event"] == "preview"]
+    previews = [data for _, data in events(caller, found["id"]) if data["event"] == "preview"]
 
-    assert [one["index"] for one in told] == [0, 1]
-    assert httpx.get(told[1]["url"]).content == png(8, 8, 1)
+    assert [one["index"] for one in previews] == [0, 1]
+    assert httpx.get(previews[1]["url"]).content == png(8, 8, 1)
 
 
-def test_a_video_shows_frames_of_what_it_will_be(media_stack: Stack) -> None:
+def test_previews_of_a_video_are_sent_as_events(media_stack: Stack) -> None:
     caller = media_stack.caller()
     found = finished(caller, "film", prompt="x", seconds=2, previews=2)
 
-    told = [data for _, data in events(caller, found["id"]) if data["event"] == "preview"]
+    previews = [data for _, data in events(caller, found["id"]) if data["event"] == "preview"]
 
-    assert [one["index"] for one in told] == [0, 1]
-    assert httpx.get(told[1]["url"]).content == png(8, 8, 1)
+    assert [one["index"] for one in previews] == [0, 1]
+    assert httpx.get(previews[1]["url"]).content == png(8, 8, 1)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +227,7 @@ def test_invalid_image_inputs_are_refused_by_name_without_a_hold(
     assert stored(media_stack, caller) == []
 
 
-def test_a_picture_comes_inline_by_address_or_as_an_upload(
+def test_image_can_be_a_data_uri_a_url_or_an_upload(
     media_stack: Stack, artist: Artist, site: str
 ) -> None:
     caller = media_stack.caller()
@@ -272,7 +270,7 @@ def test_url_without_an_image_is_refused_and_leaves_nothing(
     assert stored(media_stack, caller) == []
 
 
-def test_what_was_fetched_for_an_order_that_cannot_be_paid_is_removed(
+def test_fetched_image_of_a_request_without_credit_is_deleted(
     media_stack: Stack, artist: Artist
 ) -> None:
     caller = media_stack.caller(credit="0")
@@ -285,7 +283,7 @@ def test_what_was_fetched_for_an_order_that_cannot_be_paid_is_removed(
     assert len(artist.jobs) == seen
 
 
-def test_an_upload_is_its_accounts_alone(media_stack: Stack) -> None:
+def test_upload_is_private_to_its_account(media_stack: Stack) -> None:
     upload = media_stack.caller().http.post("/v1/uploads", content=PICTURE).json()["id"]
 
     answer = place(media_stack.caller(), prompt="x", image={"upload": upload})
@@ -299,7 +297,7 @@ def test_an_upload_is_its_accounts_alone(media_stack: Stack) -> None:
     [(b"", 400, "empty_file"), (b"MZ" * 50, 400, "unsupported_media_type"),
      (PICTURE + bytes(1_000_000), 413, "file_too_large")],
 )  # fmt: skip
-def test_only_pictures_videos_and_sounds_are_taken_ahead(
+def test_upload_that_is_not_an_accepted_file_is_refused(
     content: bytes, status: int, code: str, media_stack: Stack
 ) -> None:
     caller = media_stack.caller()
@@ -310,7 +308,7 @@ def test_only_pictures_videos_and_sounds_are_taken_ahead(
     assert stored(media_stack, caller) == []
 
 
-def test_a_video_is_made_and_read_in_parts(media_stack: Stack) -> None:
+def test_video_can_be_downloaded_in_ranges(media_stack: Stack) -> None:
     caller = media_stack.caller()
 
     found = finished(caller, "film", prompt="rain", seconds=1.5, size="128x72")
@@ -336,7 +334,7 @@ def test_a_video_is_made_and_read_in_parts(media_stack: Stack) -> None:
     assert httpx.get(video["url"]).content == whole
 
 
-def test_an_address_opens_nothing_else_and_nothing_once_its_output_is_gone(
+def test_url_opens_only_its_own_output_and_only_while_it_exists(
     media_stack: Stack,
 ) -> None:
     caller = media_stack.caller()
@@ -360,7 +358,7 @@ def test_an_address_opens_nothing_else_and_nothing_once_its_output_is_gone(
 
 
 def pass_time(stack: Stack, request_id: str, *, expired: bool) -> None:
-    """Let it be time to look at what a request has, and maybe for its output to go."""
+    """Make a request's blobs due for deletion and, if ``expired``, end their retention."""
 
     async def clear() -> None:
         database = Database(stack.database_url)
@@ -380,7 +378,7 @@ def pass_time(stack: Stack, request_id: str, *, expired: bool) -> None:
     asyncio.run(clear())
 
 
-def test_after_its_time_all_of_a_request_is_deleted_but_its_receipt(media_stack: Stack) -> None:
+def test_expired_request_leaves_only_its_receipt(media_stack: Stack) -> None:
     caller = media_stack.caller()
     found = finished(caller, prompt="x", image=DATA_URI)
     url = found["output"]["media"][0]["url"]
@@ -396,7 +394,7 @@ def test_after_its_time_all_of_a_request_is_deleted_but_its_receipt(media_stack:
     assert caller.http.get(f"/v1/requests/{found['id']}/receipt").json()["cost"] == "0.01"
 
 
-def test_cancelled_drawing_costs_nothing(media_stack: Stack) -> None:
+def test_cancelled_image_request_is_not_charged(media_stack: Stack) -> None:
     caller = media_stack.caller()
     request_id = place(caller, prompt="!slow").json()["id"]
 

@@ -1,4 +1,4 @@
-"""Pictures and videos in batches, by the unmodified OpenAI client: half price, exact bills."""
+"""Images and videos in batches, with the unmodified OpenAI client: half price, exact charges."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def balance(caller: Caller) -> Decimal:
     return Decimal(found["posted"])
 
 
-def test_pictures_are_drawn_in_batches_as_live_at_half_the_price(media_stack: Stack) -> None:
+def test_images_in_a_batch_equal_live_ones_at_half_the_price(media_stack: Stack) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
     asked = {"size": "128x64", "seed": 3, "n": 2}
@@ -85,7 +85,7 @@ def test_pictures_are_drawn_in_batches_as_live_at_half_the_price(media_stack: St
     assert media_stack.findings() == []
 
 
-def test_the_catalog_sells_what_draws_in_batches(media_stack: Stack) -> None:
+def test_catalog_has_batch_prices_of_images_and_videos(media_stack: Stack) -> None:
     http = media_stack.caller().http
 
     pocket, film = (http.get(f"/v1/catalog/{name}").json()["batch"] for name in ("pocket", "film"))
@@ -94,7 +94,7 @@ def test_the_catalog_sells_what_draws_in_batches(media_stack: Stack) -> None:
     assert [row["amount"] for row in film["price"]] == ["0.05"]
 
 
-def test_addresses_in_a_file_work_as_long_as_its_outputs_are_kept(media_stack: Stack) -> None:
+def test_urls_in_a_result_file_are_valid_until_its_outputs_expire(media_stack: Stack) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
 
@@ -105,7 +105,7 @@ def test_addresses_in_a_file_work_as_long_as_its_outputs_are_kept(media_stack: S
     assert 0 <= expires_at - (batch.expires_at + 86_400) <= 60
 
 
-def test_pictures_are_edited_in_batches(media_stack: Stack, artist: Artist) -> None:
+def test_images_can_be_edited_in_a_batch(media_stack: Stack, artist: Artist) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
     upload = caller.http.post("/v1/uploads", content=png(5, 5)).json()["id"]
@@ -135,7 +135,7 @@ def test_pictures_are_edited_in_batches(media_stack: Stack, artist: Artist) -> N
     assert [(row["usage"]["images"], row["cost"]) for row in used] == [(2, "0.01")]
 
 
-def test_videos_are_made_in_batches_and_fetched_as_ever(media_stack: Stack) -> None:
+def test_video_of_a_batch_is_downloaded_like_a_live_one(media_stack: Stack) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
     body = {"model": "film", "prompt": "a ball", "seconds": "3", "size": "128x72"}
@@ -154,7 +154,7 @@ def test_videos_are_made_in_batches_and_fetched_as_ever(media_stack: Stack) -> N
     assert balance(caller) == 1 - Decimal("0.15")
 
 
-def test_a_picture_that_fails_alone_is_told_and_free_and_a_line_that_fails_is_an_error(
+def test_failed_image_is_reported_in_its_line_and_failed_line_in_the_error_file(
     media_stack: Stack,
 ) -> None:
     caller = media_stack.caller()
@@ -177,7 +177,9 @@ def test_a_picture_that_fails_alone_is_told_and_free_and_a_line_that_fails_is_an
     assert media_stack.findings() == []
 
 
-def test_every_line_is_checked_before_any_is_drawn(media_stack: Stack, artist: Artist) -> None:
+def test_one_invalid_line_fails_the_batch_before_anything_runs(
+    media_stack: Stack, artist: Artist
+) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
     drawn = len(artist.jobs)
@@ -231,7 +233,7 @@ def test_every_line_is_checked_before_any_is_drawn(media_stack: Stack, artist: A
     assert balance(caller) == 1
 
 
-def test_a_cancelled_batch_keeps_what_was_drawn(media_stack: Stack) -> None:
+def test_cancelled_batch_keeps_finished_images(media_stack: Stack) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
     slow = [draw(f"slow {number}", "!slow") for number in range(5)]
@@ -251,7 +253,7 @@ def test_a_cancelled_batch_keeps_what_was_drawn(media_stack: Stack) -> None:
     assert media_stack.findings() == []
 
 
-def test_what_was_deleted_meanwhile_is_given_by_its_address(media_stack: Stack) -> None:
+def test_image_deleted_before_the_file_is_written_is_given_by_url(media_stack: Stack) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
     made = submit(
@@ -270,12 +272,14 @@ def test_what_was_deleted_meanwhile_is_given_by_its_address(media_stack: Stack) 
     assert httpx.get(picture["url"]).status_code in (404, 410)
 
 
-def test_a_line_may_bring_as_much_as_a_live_request(media_stack: Stack, artist: Artist) -> None:
+def test_line_can_have_as_large_images_as_a_live_request(
+    media_stack: Stack, artist: Artist
+) -> None:
     api = client(media_stack, media_stack.caller())
     picture = PICTURE + bytes(850_000)
     uri = "data:image/png;base64," + base64.b64encode(picture).decode()
     body = {"model": "pocket", "prompt": "x", "images": [uri] * 3, "mask": uri}
-    assert len(json.dumps(body)) > 4 * 1024 * 1024, "less than a body of text may have"
+    assert len(json.dumps(body)) > 4 * 1024 * 1024, "must exceed the limit of a text body"
 
     batch = ended(api, submit(api, EDITS, line("a", body, url=EDITS)).id)
 

@@ -1,4 +1,4 @@
-"""Music from the shipped model by way of a real worker."""
+"""Music from the shipped model in a real worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from decimal import Decimal
 import httpx
 import pytest
 
-from tests.gateway.test_speaking import finished, seconds
+from tests.gateway.test_generated_audio import finished, seconds
 from tests.stack import Stack, ended
 from workers.engines.music.midi import read_midi
 from workers.engines.music.notes import Key

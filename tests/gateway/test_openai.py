@@ -112,7 +112,7 @@ def test_bad_input_is_a_bad_request_that_names_the_field(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": 1}', b"\xff\xfe", b"null"])
-def test_no_body_is_an_internal_error(body: bytes, stack: Stack) -> None:
+def test_invalid_body_is_never_an_internal_error(body: bytes, stack: Stack) -> None:
     answer = stack.caller().http.post(
         "/v1/chat/completions", content=body, headers={"Content-Type": "application/json"}
     )
@@ -127,7 +127,7 @@ def test_a_wrong_key_is_not_authenticated(stack: Stack) -> None:
         client(stack, dataclasses.replace(caller, secret="tg_wrong")).models.list()
 
 
-def test_a_revoked_key_is_refused_at_once(stack: Stack) -> None:
+def test_revoked_key_is_refused_immediately(stack: Stack) -> None:
     caller = stack.caller()
     client(stack, caller).chat.completions.create(model="echo", messages=HELLO)
 
@@ -240,7 +240,7 @@ def test_disconnecting_from_a_stream_cancels_it_and_charges_what_was_produced(st
     assert stack.held(caller) == 0
 
 
-def test_disconnecting_from_an_unstreamed_chat_costs_nothing(stack: Stack) -> None:
+def test_disconnecting_from_an_unstreamed_chat_is_not_charged(stack: Stack) -> None:
     caller = stack.caller()
 
     with pytest.raises(openai.APITimeoutError):
@@ -252,7 +252,7 @@ def test_disconnecting_from_an_unstreamed_chat_costs_nothing(stack: Stack) -> No
     assert caller.http.get("/v1/balance").json()["posted"] == "1"
 
 
-def test_a_worker_that_fails_is_reported_without_an_invitation_to_retry(stack: Stack) -> None:
+def test_failed_worker_is_reported_as_not_to_be_retried(stack: Stack) -> None:
     caller = stack.caller()
 
     with pytest.raises(openai.APIStatusError) as caught:

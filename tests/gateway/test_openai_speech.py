@@ -1,4 +1,4 @@
-"""Speech by the unmodified OpenAI client: whole, as bytes while it is spoken, as events."""
+"""Speech by the unmodified OpenAI client: as a file, as streamed bytes, as events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from tests.gateway.test_files import client
-from tests.gateway.test_speaking import PRICE, TEXT, seconds
+from tests.gateway.test_generated_audio import PRICE, TEXT, seconds
 from tests.stack import Caller, Stack, ended
 
 LONG = "Good night to all of you who are still awake. " * 40
@@ -32,7 +32,7 @@ def receipt(caller: Caller, request_id: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("format", TYPES)
-def test_every_format_opens_and_is_as_long_as_it_was_billed(
+def test_every_format_can_be_decoded_and_has_the_billed_length(
     format: Any, speech_stack: Stack
 ) -> None:
     caller = speech_stack.caller()
@@ -210,7 +210,7 @@ def test_invalid_requests_are_reported_with_openais_names_and_not_charged(
     assert speech_stack.held(caller) == 0
 
 
-def test_the_clients_own_error_is_raised(speech_stack: Stack) -> None:
+def test_clients_own_exception_is_raised(speech_stack: Stack) -> None:
     api = client(speech_stack, speech_stack.caller(credit="0.0001"))
 
     with pytest.raises(openai.APIStatusError) as caught:

@@ -1,4 +1,4 @@
-"""How fast requests were is told exactly, of one and of a model, and shows nobody's alone."""
+"""Performance of a request and of a model: exact, and never revealing a single request."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def _seen(number: int, **changes: Any) -> ReceiptSample:
         (Timings(first_token_us=1, per_token_us=10_001), "tpot_ms"),
     ],
 )
-def test_a_bound_is_kept_up_to_itself(timings: Timings, bound: str | None) -> None:
+def test_slo_is_kept_at_exactly_its_bound(timings: Timings, bound: str | None) -> None:
     assert missed(SLO, timings) == bound
 
 
-def test_percentiles_are_by_nearest_rank_and_goodput_counts_what_kept_its_promise() -> None:
+def test_percentiles_use_nearest_rank_and_goodput_counts_requests_within_their_slo() -> None:
     seen = [
         _seen(number, input_tokens=30, cached_input_tokens=10, output_tokens=20)
         for number in range(1, 13)
@@ -66,7 +66,7 @@ def test_percentiles_are_by_nearest_rank_and_goodput_counts_what_kept_its_promis
     assert view["goodput"] == {"share": round(10 / 15, 4), "requests_per_second": round(1 / 6, 4)}
 
 
-def test_what_draws_is_told_by_its_steps_and_what_it_made() -> None:
+def test_image_models_have_statistics_of_steps_and_outputs() -> None:
     def drawn(number: int, **changes: Any) -> ReceiptSample:
         timings = Timings(
             queue_us=number * 1000, forward_us=number * 40_000, total_us=number * 100_000
@@ -91,7 +91,7 @@ def test_what_draws_is_told_by_its_steps_and_what_it_made() -> None:
     assert not {"ttft_ms", "tpot_ms", "output_tokens_per_second"} & set(view)
 
 
-def test_what_speaks_is_told_by_its_first_sound_and_by_how_fast_it_is_made() -> None:
+def test_speech_models_have_statistics_of_ttfa_and_real_time_factor() -> None:
     def spoken(number: int) -> ReceiptSample:
         timings = Timings(
             queue_us=100_000,
@@ -117,14 +117,14 @@ def test_what_speaks_is_told_by_its_first_sound_and_by_how_fast_it_is_made() -> 
     assert view["goodput"] == {"share": 0.5, "requests_per_second": 0.05}
 
 
-def test_of_a_few_requests_only_their_number_is_told() -> None:
+def test_few_requests_give_only_their_count() -> None:
     failed = [_seen(1, status="failed", reason="engine_error")] * 9
     view = summarize([_seen(1)] * 4 + failed, SLO, 60.0, kind="text")
 
     assert set(view) == {"requests", "capped", "slo"}
 
 
-def test_a_receipt_says_what_was_promised_and_what_was_kept() -> None:
+def test_receipt_has_the_slo_and_whether_it_was_kept() -> None:
     view = performance_view(
         Timings(first_token_us=50_000, per_token_us=20_000, gap_us=90_000, drafted=8, accepted=6),
         SLO,
@@ -179,7 +179,7 @@ def test_stats_and_receipts_over_http(stack: Stack) -> None:
     assert 'tollgate_tokens_total{kind="output",model="slow"}' in metrics
 
 
-def test_stats_receipts_and_metrics_of_what_draws(media_stack: Stack) -> None:
+def test_image_models_have_stats_receipts_and_metrics(media_stack: Stack) -> None:
     client = media_stack.caller().http
     before = _counted(client.get("/metrics").text)
     ids = []
@@ -236,7 +236,7 @@ def _counted(text: str) -> Mapping[tuple[str, str], float]:
     return defaultdict(float, {(model, kind): float(count) for kind, model, count in found})
 
 
-def test_what_there_is_not_is_said_so(stack: Stack) -> None:
+def test_statistics_of_an_unknown_model_or_window_are_refused(stack: Stack) -> None:
     client = stack.caller().http
 
     unknown = client.get("/v1/models/no/such/stats")

@@ -147,7 +147,7 @@ def test_quote_equals_the_hold(stack: Stack) -> None:
     assert placed["hold"] == native["max_cost"]
 
 
-def test_a_changed_price_is_a_new_version_and_a_broken_catalog_changes_nothing(
+def test_changed_price_is_a_new_version_and_invalid_catalog_changes_nothing(
     stack: Stack,
 ) -> None:
     from tests.stack import CATALOG

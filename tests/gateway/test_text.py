@@ -46,7 +46,7 @@ def client(stack: Stack, caller: Caller | None = None) -> openai.OpenAI:
 # --- Functions and schemas -----------------------------------------------------------------------
 
 
-def test_a_function_is_called_and_its_result_goes_back(text_stack: Stack) -> None:
+def test_function_result_is_accepted_in_the_next_message(text_stack: Stack) -> None:
     ask = client(text_stack).chat.completions
     first = ask.create(
         model="tiny",
@@ -71,7 +71,7 @@ def test_a_function_is_called_and_its_result_goes_back(text_stack: Stack) -> Non
     assert second.usage.prompt_tokens > first.usage.prompt_tokens
 
 
-def test_a_streamed_call_is_put_together_by_the_client(text_stack: Stack) -> None:
+def test_client_assembles_a_streamed_function_call(text_stack: Stack) -> None:
     made = client(text_stack).chat.completions
     with made.stream(
         model="tiny",
@@ -299,7 +299,7 @@ def test_response_is_not_stored_if_store_is_false(text_stack: Stack) -> None:
     wait_for(is_gone, "the output to be forgotten")
 
 
-def test_a_streamed_response_has_the_events_in_their_order(text_stack: Stack) -> None:
+def test_events_of_a_streamed_response_are_in_order(text_stack: Stack) -> None:
     made = client(text_stack).responses
 
     asked: Any = {"model": "tiny", "input": "the fox", "max_output_tokens": 8, "temperature": 0}
@@ -325,7 +325,7 @@ def test_a_streamed_response_has_the_events_in_their_order(text_stack: Stack) ->
     assert final.response.output_text == said
 
 
-def test_a_streamed_call_of_a_response(text_stack: Stack) -> None:
+def test_streamed_response_can_contain_a_function_call(text_stack: Stack) -> None:
     made = client(text_stack).responses
     with made.stream(
         model="tiny",
@@ -409,7 +409,7 @@ def test_unsupported_response_options_are_refused_by_name(
 # --- The prefix cache ----------------------------------------------------------------------------
 
 
-def test_a_prompt_sent_again_is_cached_for_its_own_account_only(text_stack: Stack) -> None:
+def test_repeated_prompt_is_cached_for_the_same_account_only(text_stack: Stack) -> None:
     caller, other = text_stack.caller(), text_stack.caller()
     long: Any = [{"role": "user", "content": "the quick brown fox jumps over a lazy dog " * 12}]
 
@@ -433,7 +433,7 @@ def test_a_prompt_sent_again_is_cached_for_its_own_account_only(text_stack: Stac
 # --- The native API ------------------------------------------------------------------------------
 
 
-def test_the_native_api_takes_prompts_and_functions(text_stack: Stack) -> None:
+def test_native_api_accepts_prompts_and_functions(text_stack: Stack) -> None:
     caller = text_stack.caller()
     inputs: list[dict[str, Any]] = [
         {"prompt": ["the fox", "a dog"], "max_tokens": 4},

@@ -1,4 +1,4 @@
-"""What an account asks of its bill over HTTP, and what an administrator asks of everybody's."""
+"""Usage, ledger and statements over HTTP, for an account and for administrators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def admin(stack: Stack) -> Caller:
     return stack.caller(credit="0", scopes=("read", "admin"))
 
 
-def test_usage_ledger_and_requests_agree_to_the_nano(stack: Stack) -> None:
+def test_usage_ledger_and_requests_agree_to_the_nano_dollar(stack: Stack) -> None:
     caller = stack.caller()
     spend(caller, "one", "two words", "one")
 

@@ -1,4 +1,4 @@
-"""Videos by the unmodified OpenAI client: ordered, polled, fetched, listed, remixed, deleted."""
+"""Videos by the unmodified OpenAI client: created, polled, fetched, listed, remixed, deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Voices and consents by the unmodified OpenAI client: kept, listed, nobody else's, deleted."""
+"""Voices and consents by the unmodified OpenAI client: stored, listed, private, deleted."""
 
 from __future__ import annotations
 

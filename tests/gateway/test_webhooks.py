@@ -1,4 +1,4 @@
-"""Webhooks: signed, sent when a request has ended, tried again, and never into private networks."""
+"""Webhooks: signed, sent when a request has ended, retried, and never to private networks."""
 
 from __future__ import annotations
 

@@ -10,11 +10,13 @@ from sqlalchemy import func, select
 from gateway.accounts.accounts import Account, create_account, find_account
 from gateway.accounts.keys import KeyInfo, create_key
 from gateway.ids import new_request_id
+from gateway.ledger.concurrency import UNBOUNDED
 from gateway.ledger.holds import HoldRequest
 from gateway.ledger.periods import booking_time
 from gateway.ledger.prices import PriceCache, put_in_force
 from gateway.ledger.settle import Closing, Settlement, settle
 from gateway.ledger.transfers import add_credit
+from gateway.ledger.writer import LedgerWriter
 from gateway.pricing import Component, Price
 from gateway.sql.database import Database
 from gateway.tables.core import holds
@@ -25,6 +27,7 @@ PRICE = Price((Component("input_token", 20), Component("output_token", 80)))
 LIMITS = Usage(requests=1, input_tokens=10, output_tokens=10)
 HOLD = 1000
 """Cost of LIMITS at PRICE."""
+RETENTION = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,11 @@ class Books:
         }
         return HoldRequest(**(values | changes))  # type: ignore[arg-type]  # a test's own names
 
+    def writer(self) -> LedgerWriter:
+        return LedgerWriter(
+            self.database, prices=self.prices, retention=RETENTION, concurrent=UNBOUNDED
+        )
+
     def settle(self, *settlements: Settlement) -> list[Closing | None]:
         with self.database.transaction() as connection:
             return settle(
@@ -64,7 +72,7 @@ class Books:
                 settlements,
                 now=booking_time(connection),
                 prices=self.prices,
-                retention=timedelta(hours=1),
+                retention=RETENTION,
             )
 
     def balance(self) -> Account:

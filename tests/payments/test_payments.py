@@ -17,7 +17,7 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.accounts.accounts import Account, create_account, find_account
-from gateway.billing.audit import audit
+from gateway.billing.reconciliation import check_books
 from gateway.ledger.transfers import owed
 from gateway.payments.payments import (
     Applied,
@@ -85,7 +85,7 @@ class Desk:
 
     def agrees(self) -> bool:
         with self.database.transaction() as connection:
-            return audit(connection, now=datetime.now(UTC)) == []
+            return check_books(connection, now=datetime.now(UTC)) == []
 
 
 def open_desk(database: Database) -> Desk:
@@ -135,7 +135,7 @@ ORDERS: Sequence[tuple[tuple[str, ...], int]] = (
 
 
 @pytest.mark.parametrize(("names", "left"), ORDERS)
-def test_any_order_and_any_repetition_end_in_the_same_books(
+def test_any_order_and_repetition_of_events_gives_the_same_books(
     names: tuple[str, ...], left: int, database: Database
 ) -> None:
     r = random.Random(5)
@@ -182,7 +182,7 @@ def test_event_of_an_unknown_payment_is_ignored(desk: Desk) -> None:
     assert desk.balance == 0
 
 
-def test_only_what_stripe_signed_is_read(desk: Desk) -> None:
+def test_only_signed_events_are_read(desk: Desk) -> None:
     body = desk.payload("completed")
     for signature in (
         "",

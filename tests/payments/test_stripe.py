@@ -1,4 +1,4 @@
-"""A payment end to end: page, event, credit; over real HTTP to a fake of Stripe."""
+"""A payment from end to end over real HTTP to a fake of Stripe: page, event, credit."""
 
 from __future__ import annotations
 

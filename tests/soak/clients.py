@@ -1,4 +1,4 @@
-"""Live traffic of all modalities, and what each client was told: ids, costs, words received.
+"""Live traffic of all modalities; each client records ids, costs and tokens received.
 
 Clients behave as honest ones do: they retry what was not accepted, repeat what was lost under its
 own name, and read every answer. Some leave in the middle; some send what nobody should.
@@ -40,7 +40,7 @@ class Act:
     posts: int = 0
     """Times that it was sent without the answer that it was not accepted."""
     told: dict[str, str | None] = field(default_factory=dict)
-    """Requests that it was told of, and what they cost as far as that was told."""
+    """Ids of its accepted requests, with their costs as far as they were received."""
     words: int = 0
     """Tokens of a stream that arrived."""
     pictures: int = 0
@@ -184,7 +184,7 @@ async def embedding(client: Client) -> None:
         client.hear(act, answer)
 
 
-# --- Pictures, sound, film -----------------------------------------------------------------------
+# --- Images, audio, video ------------------------------------------------------------------------
 
 
 async def picture(client: Client) -> None:
@@ -200,7 +200,7 @@ async def picture(client: Client) -> None:
 
 
 async def picture_previewed(client: Client) -> None:
-    """Take a preview at full size and leave, or wait for the picture."""
+    """Receive a preview at full size and disconnect, or wait for the image."""
     act = client.begin("picture stream")
     body = {"model": "pocket-image", "prompt": "a red circle", "stream": True, "partial_images": 2}
     leaves = client.chance.random() < 0.6
@@ -336,7 +336,7 @@ async def batch(client: Client) -> None:
     client.violations.append(f"batch: {made.json()['id']} did not complete")
 
 
-# --- Questions, and what nobody should send ------------------------------------------------------
+# --- Lookups and invalid requests ----------------------------------------------------------------
 
 
 async def questions(client: Client) -> None:

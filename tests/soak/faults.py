@@ -1,4 +1,4 @@
-"""What goes wrong: each fault breaks something for a while and says so."""
+"""Faults: each breaks something for a while and reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After the storm: the books, and the clients' own sums beside them."""
+"""Compares the books with the clients' own sums after the run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def _all(client: Client) -> list[dict[str, Any]]:
 
 
 async def compare(client: Client, found: list[dict[str, Any]]) -> list[str]:
-    """Hold what one account's clients were told against what the gateway has."""
+    """Compare what one account's clients received with what the gateway has recorded."""
     wrong = list(client.violations)
     by_id = {each["id"]: each for each in found}
     by_act: defaultdict[str, list[str]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Large bodies: nothing is read for nothing, memory stays bounded, and others are served."""
+"""Large bodies: refused before they are read, bounded in memory, and no delay for others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEMORY_BYTES = 3_000_000
 def drawing(
     tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str
 ) -> Iterator[tuple[Stack, Artist]]:
-    """A gateway with little room for bodies, whose worker draws without a model."""
+    """A gateway with little memory for bodies, whose worker generates images without a model."""
     directory = tmp_path_factory.mktemp("bodies") / "home"
     directory.mkdir()
     catalog = directory / "catalog.yaml"
@@ -92,7 +92,7 @@ def memory_peak(stack: Stack) -> int:
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
-def test_file_in_a_large_body_is_what_was_sent(drawing: tuple[Stack, Artist]) -> None:
+def test_file_extracted_from_a_large_body_is_unchanged(drawing: tuple[Stack, Artist]) -> None:
     stack, _ = drawing
     caller, data = stack.caller(), picture(3_000_000)
 
@@ -105,7 +105,7 @@ def test_file_in_a_large_body_is_what_was_sent(drawing: tuple[Stack, Artist]) ->
     assert any(path.read_bytes() == data for path in stored)
 
 
-def test_repeated_large_order_is_one_order(stack: Stack) -> None:
+def test_repeated_large_body_is_one_request(stack: Stack) -> None:
     caller, body = stack.caller(), edit(picture(1_000_000))
 
     first = order(caller, body, **{"Idempotency-Key": "a"})
@@ -175,7 +175,7 @@ def test_file_that_is_not_base64_is_refused_by_its_field(stack: Stack) -> None:
     assert "invalid base64" in refused.json()["error"]["message"]
 
 
-def test_large_bodies_at_once_need_little_memory_and_delay_nobody_for_long(stack: Stack) -> None:
+def test_concurrent_large_bodies_need_little_memory_and_delay_others_little(stack: Stack) -> None:
     body = edit(picture(18_000_000))
     order(stack.caller(), edit(picture(500_000)))
     before = memory_peak(stack)

@@ -1,4 +1,4 @@
-"""Cancelled work that nobody received is free, and an operator can bound how much there is."""
+"""Undelivered cancelled work is free, and an operator can limit it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_limit_of_an_account_goes_before_the_setting(valkey: str) -> None:
     await redis.aclose()
 
 
-def test_limit_is_kept_and_belongs_to_a_whole_account(database: Database) -> None:
+def test_cancelled_time_is_limited_per_account_only(database: Database) -> None:
     with database.transaction() as connection:
         account_id = create_account(connection, "acme").id
         set_limit(connection, Limit(account_id, cancelled_seconds_per_hour=900))

@@ -1,4 +1,4 @@
-"""An account or key without a limit set cannot queue without end, and its batches still finish."""
+"""Default limits bound the open requests of an account or key, and its batches still finish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was delivered is charged and what was not is free, in whichever way a request ends.
+"""What was delivered is charged and nothing else, however a request ends.
 
 First the rule itself, over everything that can be delivered and every way to end; then the same
 with real processes.
@@ -92,7 +92,7 @@ nothing = st.lists(progress)
 """Embeddings, videos, upscaled pictures, talking heads, steps of workflows, whatever is not
 streamed and all lines of batches: nothing is sent before the end."""
 MEASURED = {
-    # What an engine measures beside what it streamed; pictures that are finished were not sent.
+    # Measured by an engine beside what it streamed; finished images were not sent.
     "text": Usage(requests=1, input_tokens=18, cached_input_tokens=12),
     "sound": Usage(requests=1),
     "pictures": Usage(requests=1, images=4, steps=31),
@@ -147,7 +147,7 @@ def outcome_of(kind: str, end: str, events: Sequence[Event]) -> Outcome | None:
 
 
 @given(runs())
-def test_the_charge_is_what_was_delivered(
+def test_charge_equals_what_was_delivered(
     run: tuple[str, str, list[list[Event]], bool],
 ) -> None:
     kind, end, attempts, _ = run
@@ -215,7 +215,7 @@ def test_without_its_log_a_lost_request_is_free(attempts: list[list[Event]]) -> 
     assert settled.reason == "worker_lost"
 
 
-def test_tokens_that_no_client_saw_are_no_delivery() -> None:
+def test_undelivered_tokens_are_not_charged() -> None:
     """Those of a call are held back until it is whole; it may fail before."""
     tally = Tally()
     for event in (Tokens(0, "", 1, usage=READ), Tokens(0, "", 2)):
@@ -303,7 +303,7 @@ def test_stream_that_reaches_its_deadline_is_charged_and_ends_as_one_cut_at_its_
     all_agrees(stack, caller)
 
 
-def test_order_that_nobody_streamed_is_free_at_its_deadline(stack: Stack) -> None:
+def test_unstreamed_request_is_free_at_its_deadline(stack: Stack) -> None:
     caller = stack.caller()
 
     answer = caller.http.post("/v1/chat/completions", json=chat("brief", WORDS, max_tokens=200))
@@ -338,7 +338,7 @@ def test_stream_that_fails_is_charged_for_what_it_sent(stack: Stack) -> None:
     all_agrees(stack, caller)
 
 
-def test_poison_is_charged_for_what_its_workers_had_sent(stack: Stack) -> None:
+def test_dead_lettered_job_is_charged_for_what_its_workers_sent(stack: Stack) -> None:
     caller = stack.caller()
     request_id = order(caller, "slow", WORDS)
     sent: dict[int, int] = {}
@@ -362,7 +362,7 @@ def test_poison_is_charged_for_what_its_workers_had_sent(stack: Stack) -> None:
     all_agrees(stack, caller)
 
 
-def test_request_cancelled_while_its_worker_is_away_is_charged_for_what_was_sent(
+def test_request_cancelled_while_its_worker_is_unreachable_is_charged_for_what_was_sent(
     stack: Stack,
 ) -> None:
     caller = stack.caller()
@@ -384,7 +384,7 @@ def test_request_cancelled_while_its_worker_is_away_is_charged_for_what_was_sent
     all_agrees(stack, caller)
 
 
-def test_order_whose_worker_and_log_are_lost_is_free(stack: Stack) -> None:
+def test_request_whose_worker_and_log_are_lost_is_free(stack: Stack) -> None:
     caller = stack.caller()
     request_id = order(caller, "brief", WORDS)
     for name, _ in followed(caller, request_id):
@@ -405,7 +405,7 @@ def test_order_whose_worker_and_log_are_lost_is_free(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("surface", ["openai", "native"])
-def test_picture_whose_last_preview_was_taken_is_charged(stack: Stack, surface: str) -> None:
+def test_image_whose_full_preview_was_delivered_is_charged(stack: Stack, surface: str) -> None:
     caller = stack.caller()
     if surface == "openai":
         body = {"model": "pictures", "prompt": "a red circle", "stream": True, "partial_images": 3}
@@ -436,7 +436,7 @@ def test_picture_whose_last_preview_was_taken_is_charged(stack: Stack, surface: 
     all_agrees(stack, caller)
 
 
-def test_pictures_without_previews_are_free_if_they_are_cancelled(stack: Stack) -> None:
+def test_cancelled_images_without_previews_are_free(stack: Stack) -> None:
     caller = stack.caller()
     body = {"model": "pictures", "input": {"prompt": "a red circle", "n": 2}}
     request_id = caller.http.post("/v1/requests", json=body).json()["id"]

@@ -1,4 +1,4 @@
-"""One account's flood shuts nobody else out of a model, and nobody waits for all of it."""
+"""A flood of one account blocks no other, and others wait for a small part of it only."""
 
 from __future__ import annotations
 

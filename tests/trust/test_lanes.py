@@ -1,4 +1,4 @@
-"""What a request waits for shares nothing with reports, and no account can take all of these."""
+"""Requests share no connections with reports, and no account can occupy all reports."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_one_account_cannot_take_the_reports_of_the_others(
     await database.close()
 
 
-async def test_long_reports_leave_threads_for_closing_and_audits(
+async def test_long_reports_leave_threads_for_closing_and_reconciliation(
     database: Database, gate: Gate
 ) -> None:
     reports = [
@@ -138,6 +138,62 @@ async def test_caller_is_answered_although_the_transaction_is_not(
     gate.opened.set()
     assert await database.read(one) == 1
     assert ran == [], "what had not begun when its caller left was run"
+    await database.close()
+
+
+async def test_writes_that_follow_one_another_share_a_connection(database: Database) -> None:
+    def connected(connection: Connection) -> int:
+        return id(connection.connection.driver_connection)
+
+    used = {await database.write(connected, durable=durable) for durable in (True, False, True)}
+    await database.read(one)
+    used.add(await database.write(connected))
+
+    assert len(used) == 1
+    await database.close()
+
+
+async def test_connection_that_the_server_closed_is_replaced(database: Database) -> None:
+    if database.engine.dialect.name != "postgresql":
+        pytest.skip("SQLite has no server")
+
+    def number(connection: Connection) -> int:
+        return int(connection.execute(text("SELECT pg_backend_pid()")).scalar_one())
+
+    first = await database.write(number)
+    with database.transaction() as connection:
+        connection.execute(text(f"SELECT pg_terminate_backend({first}, 5000)"))
+
+    assert await database.write(number) != first
+    await database.close()
+
+
+async def test_write_that_fails_leaves_nothing_to_the_next(database: Database) -> None:
+    def make(connection: Connection) -> None:
+        connection.execute(text("CREATE TABLE made (id INTEGER)"))
+
+    def broken(connection: Connection) -> None:
+        make(connection)
+        raise ValueError("after a change")
+
+    with pytest.raises(ValueError, match="after a change"):
+        await database.write(broken)
+    await database.write(make)
+
+    assert await database.write(lambda c: c.execute(text("SELECT * FROM made")).all()) == []
+    await database.close()
+
+
+async def test_write_that_is_stuck_does_not_block_the_next(database: Database, gate: Gate) -> None:
+    if database.engine.dialect.name != "postgresql":
+        pytest.skip("SQLite has one writer at a time")
+    stuck = asyncio.create_task(database.write(gate))
+    await gate.wait_for(1)
+
+    assert await database.write(one) == 1
+
+    gate.opened.set()
+    assert await stuck == 1
     await database.close()
 
 

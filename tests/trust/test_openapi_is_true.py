@@ -1,4 +1,4 @@
-"""The OpenAPI document is true: what it says of each route is what the running gateway answers."""
+"""The OpenAPI document describes what the running gateway answers."""
 
 from __future__ import annotations
 

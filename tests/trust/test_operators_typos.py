@@ -1,4 +1,4 @@
-"""Typing errors of operators are refused, or can be undone: none makes an installation unusable."""
+"""Typing errors of operators are refused or can be undone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from gateway.accounts.accounts import (
 )
 from gateway.accounts.budgets import create_budget, find_budget
 from gateway.accounts.keys import create_key, find_key
-from gateway.billing.audit import audit
+from gateway.audit_log import Author
+from gateway.billing.reconciliation import check_books
 from gateway.billing.statements.close import close_month, list_periods, rehearse_close, set_rebates
 from gateway.billing.statements.statement import invoices_of
 from gateway.catalog.store import LiveCatalog
@@ -42,6 +43,7 @@ from gateway.sql.database import Database, migrate, open_engine
 from gateway.tables.core import accounts, periods, price_periods, prices, transfers
 from tests.ledger.books import PEPPER, Books, done, open_books
 
+TESTER = Author("test", "system")
 MARCH = datetime(2026, 3, 10, tzinfo=UTC)
 AFTER = datetime(2026, 4, 1, 0, 10, tzinfo=UTC)
 NOT_MONTHS = (
@@ -97,13 +99,13 @@ def test_month_that_does_not_exist_is_refused_before_anything_is_written(
         before = list_periods(connection)
 
     with pytest.raises(ValueError, match="is not a month; use YYYY-MM"):
-        close_month(database, month, actor="test", clock=at(AFTER))
+        close_month(database, month, author=TESTER, clock=at(AFTER))
 
     with database.snapshot() as connection:
         assert list_periods(connection) == before
         with pytest.raises(ValueError, match="is not a month"):
             rehearse_close(connection, month, now=AFTER)
-    assert close_month(database, "2026-03", actor="test", clock=at(AFTER)).state == "closed"
+    assert close_month(database, "2026-03", author=TESTER, clock=at(AFTER)).state == "closed"
 
 
 def test_sql_refuses_a_period_that_is_not_a_month(database: Database) -> None:
@@ -134,7 +136,7 @@ def test_migration_deletes_periods_that_are_not_months(tmp_path: Path) -> None:
         assert [(each.month, each.state) for each in list_periods(connection)] == [
             ("2026-02", "closed")
         ]
-    assert close_month(database, "2026-03", actor="test", clock=at(AFTER)).state == "closed"
+    assert close_month(database, "2026-03", author=TESTER, clock=at(AFTER)).state == "closed"
     database.engine.dispose()
 
 
@@ -153,7 +155,7 @@ async def test_period_that_is_not_a_month_is_reported_and_stops_no_close(tmp_pat
 
     with database.snapshot() as connection:
         states = {each.month: each.state for each in list_periods(connection)}
-        found = [str(each) for each in audit(connection, now=datetime.now(UTC))]
+        found = [str(each) for each in check_books(connection, now=datetime.now(UTC))]
     assert states["2026-01"] == "closed"
     assert found == ["R13 month '2026-00': is not a month; delete its row"]
     await database.close()
@@ -173,7 +175,7 @@ def test_rehearsed_close_predicts_the_invoices_and_writes_nothing(books: Books) 
         expected = rehearse_close(connection, "2026-03", now=AFTER)
         early = rehearse_close(connection, "2026-03", now=MARCH)
         untouched = [each for each in list_periods(connection) if each.month == "2026-03"]
-    sealed = close_month(books.database, "2026-03", actor="test", clock=at(AFTER))
+    sealed = close_month(books.database, "2026-03", author=TESTER, clock=at(AFTER))
 
     assert untouched == []
     assert expected.obstacle is None
@@ -331,14 +333,12 @@ def add_credit(
     connection: Connection, account_id: int, nanos: int, *, reference: str, kind: str = "topup"
 ) -> None:
     body = {"kind": kind, "amount": format_usd(nanos), "reference": reference, "reason": "x"}
-    credit.add(connection, f"id:{account_id}", CreditBody.model_validate(body), actor="x")
+    credit.add(connection, TESTER, f"id:{account_id}", CreditBody.model_validate(body))
 
 
 def charge_back(connection: Connection, account_id: int, nanos: int, *, reference: str) -> None:
     body = {"amount": format_usd(nanos), "reference": reference, "reason": "x"}
-    credit.charge_back(
-        connection, f"id:{account_id}", ChargebackBody.model_validate(body), actor="x"
-    )
+    credit.charge_back(connection, TESTER, f"id:{account_id}", ChargebackBody.model_validate(body))
 
 
 def test_credit_and_chargeback_are_bounded(books: Books) -> None:
@@ -534,7 +534,7 @@ async def test_mistyped_commands_change_nothing_and_report_an_error(
     reopened = await LiveCatalog.open(catalog, database)
     assert reopened.priced("m", datetime.now(UTC))
     with database.snapshot() as connection:
-        assert audit(connection, now=datetime.now(UTC)) == []
+        assert check_books(connection, now=datetime.now(UTC)) == []
     await database.close()
 
 

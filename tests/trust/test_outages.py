@@ -1,4 +1,4 @@
-"""Away is one class: however SQL or the queue is away, it is an outage; wrong data is none."""
+"""Every way in which SQL or the queue is unreachable is an outage; invalid data is none."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ logfile = {directory}/log
 
 @pytest.fixture
 def pooled() -> Iterator[str]:
-    """The address of a database behind two server connections for everybody."""
+    """The URL of a database behind a pool of two server connections."""
     program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
     assert program, "pgbouncer is not installed: apt-get install pgbouncer"
     user = "nobody" if os.geteuid() == 0 else None
@@ -126,7 +126,7 @@ def test_statement_ends_in_time_behind_a_pool_of_transactions(pooled: str) -> No
     engine.dispose()
 
 
-def test_without_the_setting_pgbouncer_refuses_and_says_what(pooled: str) -> None:
+def test_without_the_setting_pgbouncer_refuses_with_a_reason(pooled: str) -> None:
     database = Database(pooled)
 
     with pytest.raises(OperationalError, match="unsupported startup parameter"):

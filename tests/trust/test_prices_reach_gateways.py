@@ -1,4 +1,4 @@
-"""Every change of a price reaches every gateway in time, and asking for changes costs one row."""
+"""Every price change reaches every gateway in time, and looking for changes reads one row."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ async def test_price_set_by_another_process_is_known_here(
             subprocess.run, [sys.executable, "-c", SET_PRICE, database_url], check=True
         )
         async with asyncio.timeout(20):
-            while live.priced("painter", later)[1] != price(7):  # noqa: ASYNC110  # nobody tells
+            while live.priced("painter", later)[1] != price(7):  # noqa: ASYNC110  # there is no event to await
                 await asyncio.sleep(0.01)
     finally:
         keeping.cancel()

@@ -1,4 +1,4 @@
-"""A revoked key is refused at once on every route and in every gateway."""
+"""A revoked key is refused immediately, on every route and in every gateway."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from litestar import Litestar
 from litestar.routes import HTTPRoute
 
+from gateway.accounts.key_uses import KeyUses
 from gateway.accounts.keys import authenticate, create_key, hash_secret, revoke_key
 from gateway.api.http.access import UNKNOWN_S, Access, Recent
 from gateway.app import create_app
@@ -139,7 +140,7 @@ async def test_unknown_secret_is_asked_for_once_and_a_new_key_works_at_once(
 ) -> None:
     books = open_books(database, credit=0)
     counting = Counting(database)
-    access = Access(counting, pepper=PEPPER)  # type: ignore[arg-type]  # counts, otherwise the same
+    access = Access(counting, pepper=PEPPER, uses=KeyUses(database))  # type: ignore[arg-type]  # counts, otherwise the same
     for _ in range(20):
         with pytest.raises(Unauthorized, match="Unknown API key"):
             await access.key("tg_unknown", remembered=True)

@@ -1,4 +1,4 @@
-"""The supervisor by itself: what fails is tried again, what fails on and on ends the process."""
+"""The supervisor alone: a failed loop runs again, and repeated failures end the process."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_failures_with_beats_between_them_do_not_end_the_process(ended: li
     assert ended == []
 
 
-async def test_a_loop_that_fails_on_and_on_ends_the_process(ended: list[float]) -> None:
+async def test_repeatedly_failing_loop_ends_the_process(ended: list[float]) -> None:
     async def work(beat: Beat) -> None:
         raise KeyError("every time")
 

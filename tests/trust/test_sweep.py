@@ -1,7 +1,8 @@
-"""The sweep: its cost follows what is young, a wipe brings everything back, one gateway does it."""
+"""The sweep: its cost follows the young holds, it recovers a wipe, and one gateway runs it."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -23,6 +24,10 @@ from gateway.leases import Lease
 from gateway.ledger.holds import delete_expired_outputs, delete_idempotency_keys, hold
 from gateway.ledger.reconcile import reconcile
 from gateway.requests import sweep as sweeping
+from gateway.requests.cancellation import Cancellation
+from gateway.requests.doubt import Doubts
+from gateway.requests.lookup import Lookup
+from gateway.requests.reconnect import Reconnects
 from gateway.requests.settle import Settler
 from gateway.requests.sweep import Sweeper
 from gateway.settings import Settings
@@ -51,6 +56,32 @@ class Made:
     def sweeper(self) -> Sweeper:
         settings = Settings(namespace=self.namespace)
         dispatch = Dispatch(self.redis, "box", settings=settings)
+        settler, flows, aside = self.settler(dispatch)
+        return Sweeper(
+            database=self.database,
+            redis=self.redis,
+            dispatch=dispatch,
+            settler=settler,
+            flows=flows,
+            aside=aside,
+            settings=settings,
+        )
+
+    def cancellation(self, redis: Redis) -> Cancellation:
+        """The cancellation of a gateway that reaches the queue by a client of its own."""
+        dispatch = Dispatch(redis, "box", settings=Settings(namespace=self.namespace))
+        settler, _, _ = self.settler(dispatch)
+        blobs = Blobs(f"file://{self._folder}")
+        return Cancellation(
+            dispatch=dispatch,
+            settler=settler,
+            lookup=Lookup(self.database, redis, blobs, self._live.prices, namespace=self.namespace),
+            waiters=Waiters(),
+            reconnects=Reconnects(redis, namespace=self.namespace, window_s=60),
+            grace_s=1,
+        )
+
+    def settler(self, dispatch: Dispatch) -> tuple[Settler, WorkflowRunner, Aside]:
         waiters, aside = Waiters(), Aside(self.database)
         blobs = Blobs(f"file://{self._folder}")
         flows = WorkflowRunner(
@@ -72,21 +103,13 @@ class Made:
             waiters=waiters,
             gateway="gw",
             namespace=self.namespace,
-            retention_hours=1,
+            ledger=self.books.writer(),
             flows=flows,
             media=MediaStore(self.database, blobs, retention=timedelta(hours=1)),
             cancelled=CancelledTime(self.redis, namespace=self.namespace, default_s=None),
             aside=aside,
         )
-        return Sweeper(
-            database=self.database,
-            redis=self.redis,
-            dispatch=dispatch,
-            settler=settler,
-            flows=flows,
-            aside=aside,
-            settings=settings,
-        )
+        return settler, flows, aside
 
     def accept(self, count: int, *, age_s: float, deadline_s: float = 3600) -> list[RequestId]:
         """Hold for requests that were accepted some time ago."""
@@ -177,11 +200,9 @@ async def test_an_old_hold_that_is_lost_alone_is_found_by_turns(made: Made, smal
     assert await made.missing(ids) == 0
 
 
-async def test_a_sweep_of_everything_that_was_broken_off_is_done_again(
-    made: Made, small: None
-) -> None:
+async def test_interrupted_full_sweep_is_repeated(made: Made, small: None) -> None:
     ids = made.accept(15, age_s=1800)
-    # What a gateway leaves that dies in the middle of it.
+    # As left by a gateway that was killed during a full sweep.
     await made.redis.set(f"{made.namespace}:sweep", b"whole")
 
     await made.sweeper().turn()
@@ -201,7 +222,7 @@ async def test_one_gateway_at_a_time_sweeps(made: Made) -> None:
     assert await made.missing(ids) == 0
 
 
-async def test_a_lease_is_free_once_it_has_lapsed_or_was_given_back(database: Database) -> None:
+async def test_lease_is_free_once_it_has_expired_or_was_released(database: Database) -> None:
     first = Lease(database, "sweep", held_s=60)
     second = Lease(database, "sweep", held_s=0)
     third = Lease(database, "sweep", held_s=60)
@@ -246,7 +267,7 @@ async def test_overdue_requests_are_released_while_the_queue_is_away(made: Made)
     await nowhere.aclose()
 
 
-async def test_what_is_past_its_time_is_forgotten_in_bounded_batches(made: Made) -> None:
+async def test_expired_rows_are_deleted_in_bounded_batches(made: Made) -> None:
     ids = made.accept(5, age_s=60)
     made.books.settle(*(done(id) for id in ids))
     past = datetime.now(UTC) - timedelta(days=8)
@@ -274,3 +295,28 @@ async def test_what_is_past_its_time_is_forgotten_in_bounded_batches(made: Made)
 
         assert deleted == forgotten == [3, 2, 0]
         assert reconcile(connection, now=now) == []
+
+
+async def test_a_request_in_doubt_is_closed_for_nothing_while_the_queue_is_away(
+    made: Made, tmp_path: Path
+) -> None:
+    (request_id,) = made.accept(1, age_s=30)
+    unreachable = connect(f"unix://{tmp_path}/absent")
+    doubts = Doubts(made.cancellation(unreachable).take_back)
+    doubts.note(MODEL, request_id)
+
+    running = asyncio.create_task(doubts.run())
+    try:
+        for _ in range(100):
+            if not made.books.open_holds():
+                break
+            await asyncio.sleep(0.1)
+    finally:
+        running.cancel()
+        await unreachable.aclose()
+
+    await made.sweeper().turn()
+    assert len(doubts) == 1, "its job is cancelled as soon as the queue is back"
+    assert await made.missing([request_id]) == 1, "no sweeper runs it"
+    assert not made.books.open_holds()
+    assert made.books.balance().posted_nanos == 10_000_000

@@ -1,4 +1,4 @@
-"""A call that must be made is made, and what clients write is content: pocket-chat, over HTTP."""
+"""Required function calls are made, and clients' text is never a control token: over HTTP."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _calls(api: openai.OpenAI, *, stream: bool, **asked: Any) -> list[tuple[str,
         ({"type": "function", "function": {"name": "get_weather"}}, {"get_weather"}),
     ],
 )
-def test_a_call_that_must_be_made_is_made(
+def test_required_function_call_is_made(
     model: str, stream: bool, choice: Any, names: set[str], api: openai.OpenAI
 ) -> None:
     calls = _calls(
@@ -130,7 +130,7 @@ def test_a_call_that_must_be_made_is_made(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_several_calls_may_be_made_where_one_must_be(stream: bool, api: openai.OpenAI) -> None:
+def test_required_function_call_allows_several(stream: bool, api: openai.OpenAI) -> None:
     calls = _calls(
         api, model="pocket-chat", stream=stream, tool_choice="required", parallel_tool_calls=True
     )
@@ -164,7 +164,7 @@ def test_the_default_mode_of_structured_clients_gives_their_object(api: openai.O
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_cannot_be_kept_to_its_schema_fails_and_is_free(
+def test_answer_that_cannot_follow_its_schema_fails_and_is_free(
     stream: bool, stack: Stack, caller: Caller, api: openai.OpenAI
 ) -> None:
     before = caller.http.get("/v1/balance").json()
@@ -189,7 +189,7 @@ def test_an_answer_that_cannot_be_kept_to_its_schema_fails_and_is_free(
 
 
 @pytest.mark.parametrize("model", ["pocket-chat", "marked"])
-def test_what_clients_write_is_content(model: str, api: openai.OpenAI) -> None:
+def test_text_of_clients_is_never_a_control_token(model: str, api: openai.OpenAI) -> None:
     def tokens(*messages: dict[str, Any], tools: Any = ()) -> int:
         more = {"tools": tools} if tools else {}
         answer = api.chat.completions.create(

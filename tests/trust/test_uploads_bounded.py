@@ -1,4 +1,4 @@
-"""No account can fill the disk: files are bounded, counted, paid for, and stop at the reserve."""
+"""No account can fill the disk: files are limited, counted, and refused below the reserve."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def writes(caller: Caller) -> list[httpx.Response]:
     ]
 
 
-def test_account_without_money_or_credit_leaves_nothing_here(bounded: Stack) -> None:
+def test_account_without_balance_or_credit_limit_can_store_nothing(bounded: Stack) -> None:
     caller = bounded.caller(credit="0")
 
     answers = writes(caller)
@@ -89,7 +89,7 @@ def test_account_without_money_or_credit_leaves_nothing_here(bounded: Stack) -> 
     assert caller.http.get("/v1/storage").json()["files"] == 0
 
 
-def test_suspended_account_leaves_nothing_here(bounded: Stack) -> None:
+def test_suspended_account_can_store_nothing(bounded: Stack) -> None:
     caller = bounded.caller()
     suspend(bounded, caller)
 
@@ -133,7 +133,7 @@ def test_files_are_bounded_in_bytes_before_they_are_read(bounded: Stack) -> None
     assert (shown["files"], shown["bytes"], shown["bytes_max"]) == (1, 600_000, BYTES_MAX)
 
 
-def test_signed_addresses_count_before_their_files_come(bounded: Stack) -> None:
+def test_upload_urls_count_before_their_files_arrive(bounded: Stack) -> None:
     caller = bounded.caller()
     path = "/api/v1/ie/requestqueue/apikey/upload-url"
     made = [caller.http.post(path, json={"file_type": "png"}) for _ in range(FILES_MAX + 1)]
@@ -152,7 +152,7 @@ def test_signed_addresses_count_before_their_files_come(bounded: Stack) -> None:
     assert shown["bytes"] == len(PICTURE) + (FILES_MAX - 1) * 200_000
 
 
-def test_uploads_at_once_do_not_pass_the_bound_together(bounded: Stack) -> None:
+def test_concurrent_uploads_stay_within_the_limit_together(bounded: Stack) -> None:
     caller = bounded.caller()
     statuses = []
 
@@ -203,7 +203,7 @@ def test_no_file_is_taken_below_the_reserve_and_requests_are_served(bounded: Sta
     assert upload(caller).is_success
 
 
-def test_reservation_ends_by_itself_when_its_file_never_comes(database: Database) -> None:
+def test_reservation_expires_if_its_file_never_arrives(database: Database) -> None:
     defaults = StorageLimits(files_max=1, bytes_max=1000)
     with database.transaction() as connection:
         account = create_account(connection, "a", credit_limit_nanos=1)

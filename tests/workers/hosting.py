@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -76,7 +77,7 @@ async def running(caller: Hosted) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def listening(service: Service) -> AsyncIterator[None]:
+async def listening(service: Service, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[None]:
     """Serve on a free port and store it in the service."""
     tasks: set[asyncio.Task[None]] = set()
 
@@ -85,7 +86,7 @@ async def listening(service: Service) -> AsyncIterator[None]:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    server = await asyncio.start_server(connect, "127.0.0.1", 0)
+    server = await asyncio.start_server(connect, "127.0.0.1", 0, ssl=tls)
     service.port = server.sockets[0].getsockname()[1]
     try:
         yield

@@ -129,7 +129,7 @@ async def test_request_that_ends_with_its_submission_is_not_polled() -> None:
     assert outcome.usage == Usage(requests=1, audio_ms=500, characters=5)
 
 
-async def test_a_video_comes_with_its_thumbnail() -> None:
+async def test_video_has_its_thumbnail() -> None:
     async with calling("text-to-video") as (caller, service):
         service.outcome = lambda order: {
             "thumbnail_image_url": service.host(fake.picture(), "image/png"),
@@ -470,7 +470,7 @@ async def test_endpoint_that_is_down_is_probed_until_it_is_up(
 
         await service.until(lambda: service.count("GET /models") == 2)
         async with asyncio.timeout(PATIENCE_S):
-            while caller.host.down:  # noqa: ASYNC110  # nobody tells
+            while caller.host.down:  # noqa: ASYNC110  # there is no event to await
                 await asyncio.sleep(0.01)
         caller.outcomes.clear()
         caller.submit(prompt="x")

@@ -1,4 +1,4 @@
-"""Our pocket model served by llama.cpp, as an upstream: a peer's server, not a stand-in of ours.
+"""Our pocket model served by llama.cpp, as a real upstream server.
 
 Needs the extra ``peers``; what upstreams do is proven without it in ``test_upstream``.
 """

@@ -1,4 +1,4 @@
-"""Torch's errors for lack of memory are told apart from other errors."""
+"""Torch's errors for lack of memory are distinguished from other errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped language model is small, is the one on its card, and does what it was taught."""
+"""The shipped language model: small, as on its card, and able to do what it was trained for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_directory_is_small_and_the_weights_are_those_on_the_card() -> None:
     check_card(DIRECTORY, most=16 * 2**20)
 
 
-def test_it_answers_what_a_newcomer_asks(engine: LlmEngine) -> None:
+def test_questions_of_a_newcomer_are_answered(engine: LlmEngine) -> None:
     asked = (
         "What is a hold?",
         "What is a hold, and what does seedream-5.0-lite cost?",
@@ -59,7 +59,7 @@ def test_it_answers_what_a_newcomer_asks(engine: LlmEngine) -> None:
         ("calls of the right function with the right arguments", 60, 0.9),
     ],
 )
-def test_it_does_what_it_was_taught_with_what_it_was_not_shown(
+def test_trained_skills_work_on_unseen_questions(
     skill: str, count: int, least: float, engine: LlmEngine
 ) -> None:
     assert score(engine, skill, count, seed=SEED) >= least

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -26,6 +27,8 @@ from workers.contract.jobs import (
 )
 from workers.contract.models import ModelSpec, UpstreamSpec
 from workers.protocol.ipc import JobHandoff
+from workers.runtime.step_times import Stopwatch
+from workers.upstreams.openai import ChatCall
 
 Answer = Callable[[Exchange], Awaitable[None]]
 ID = RequestId(f"req_{1:032x}")
@@ -180,6 +183,41 @@ async def test_connections_are_reused() -> None:
             await caller.ends()
 
     assert service.connections == 1
+
+
+async def test_ended_call_is_freed_without_a_garbage_collection() -> None:
+    async with calling() as (caller, _):
+        gc.disable()
+        try:
+            for _ in range(2):
+                caller.outcomes.clear()
+                caller.submit()
+                await caller.ends()
+            await asyncio.sleep(0)
+            alive = [one for one in gc.get_objects() if type(one) in (ChatCall, Stopwatch)]
+        finally:
+            gc.enable()
+
+    assert alive == []
+
+
+async def test_response_that_no_request_asked_for_is_given_to_no_request() -> None:
+    async def answer(exchange: Exchange) -> None:
+        await exchange.send("200 OK", _whole(f"answer {len(service.requests)}"))
+        if len(service.requests) == 1:
+            await exchange.send("200 OK", _whole("of another"))
+
+    texts = []
+    async with calling(answer, {"stream": False}) as (caller, service):
+        for _ in range(2):
+            caller.outcomes.clear()
+            caller.submit()
+            outcome = await caller.ends()
+            assert isinstance(outcome, Completed)
+            texts.append(outcome.output["choices"][0].text)
+            await asyncio.sleep(0.05)
+
+    assert texts == ["answer 1", "answer 2"]
 
 
 async def test_cancellation_closes_the_connection_and_keeps_delivered_text() -> None:

@@ -1,4 +1,4 @@
-"""Workflows over models that draw and write without a model."""
+"""Workflows over models without weights."""
 
 from __future__ import annotations
 

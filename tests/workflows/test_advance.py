@@ -1,4 +1,4 @@
-"""What comes next in a workflow, for any shape, any order of ends and any failures: pure."""
+"""The next steps of a run, for any shape, any order of ends and any failures. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a workflow is said when the catalog is read, with its place."""
+"""Mistakes in a workflow are reported with their place when the catalog is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A text becomes a recording and a portrait says it, by real models: one receipt, one video."""
+"""A text becomes speech and a talking head, by real models: one receipt, one video."""
 
 from __future__ import annotations
 

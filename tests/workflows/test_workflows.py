@@ -1,4 +1,4 @@
-"""Workflows end to end: one quote, one hold, one receipt; what is made flows from step to step."""
+"""Workflows end to end: one quote, one hold, one receipt; outputs flow from step to step."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_synthesised_speech_is_passed_to_a_portrait_by_reference(
     assert artist.attached[show.request_id] == [png(16, 16, 7), wav(1000)]
     assert [ref.content_type for ref in show.attachments] == ["image/png", "audio/wav"]
     assert len(encode(show)) < 2000
-    # What is said on the way nobody listens to, and it is no place to look for how far it is.
+    # Audio events of a step are not delivered, so only the last step streams: its progress.
     assert (speak.stream, show.stream) == (False, True)
     shown = receipt(caller, found["id"])
     assert [(step["name"], step["cost"]) for step in shown["steps"]] == [
@@ -212,7 +212,7 @@ def test_step_with_transient_failures_is_retried_and_charged_once(stack: Stack) 
 def test_nothing_is_charged_when_a_later_step_fails(stack: Stack) -> None:
     caller = stack.caller()
 
-    # Drawn, and then there is nothing to enlarge it to: the scale is the model's to refuse.
+    # The second step of this run fails, and the first step of the next.
     found = finished(caller, "draw-then-enlarge", prompt="a", style="!fail")
     expanded = finished(caller, "expand-then-draw", prompt="!fail")
 

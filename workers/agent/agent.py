@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, cast
 
 import msgspec
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from workers.agent.attachments import Attachments, AttachmentSet, Fetched
@@ -38,6 +37,7 @@ from workers.contract.queue import (
     new_nonce,
     wait_for_work,
 )
+from workers.contract.redis import QueueClient
 from workers.contract.streams import Announcement, Workers, notifications
 from workers.protocol.engine import CancelReason
 from workers.protocol.ipc import JobHandoff
@@ -67,7 +67,7 @@ class Agent:
 
     def __init__(
         self,
-        redis: Redis,
+        redis: QueueClient,
         specs: Sequence[ModelSpec],
         *,
         blobs: Blobs | None,

@@ -11,15 +11,16 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, cast
 
 import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from workers.contract.connection import Command
 from workers.contract.queue import LIVE_S, NAMESPACE, Queue, Terminal, prefix
-from workers.contract.redis import BLOCK_MAX_S
+from workers.contract.redis import BLOCK_MAX_S, QueueClient
 
 log = logging.getLogger(__name__)
 
@@ -192,20 +193,6 @@ class EventLog:
         answer = await self._redis.xrevrange(_events_key(self._namespace, id), "+", "-", count)
         return _log_entries(id, cast(list[Any], answer))
 
-    async def follow(self, id: str, *, after: str | None = None, block_ms: int) -> list[LogEntry]:
-        """Like ``replay``, but wait up to ``block_ms`` for the first entry.
-
-        Each waiting caller occupies a connection, so use it only in exceptional cases.
-        """
-        key = _events_key(self._namespace, id)
-        start = check_cursor(after) if after else "0-0"
-        answer = await self._redis.xread({key: start}, block=_block(block_ms))
-        return [
-            entry
-            for _, entries in cast(list[Any], answer)
-            for entry in _log_entries(id, cast(list[Any], entries))
-        ]
-
 
 def check_cursor(cursor: str) -> str:
     """Return a cursor unchanged. Raise ``ValueError`` if it is not ``<attempt>-<seq>``."""
@@ -245,7 +232,7 @@ class Outcomes:
 
     def __init__(
         self,
-        redis: Redis,
+        redis: QueueClient,
         models: Iterable[str],
         *,
         namespace: str = NAMESPACE,
@@ -313,17 +300,27 @@ class Outcomes:
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         """Remove settled and committed outcomes, in one round trip."""
-        if not deliveries:
-            return
+        if deliveries:
+            for answer in await self._redis.exchange(*self._removals(deliveries)):
+                if isinstance(answer, Exception):
+                    raise answer
+
+    def acknowledge_soon(self, deliveries: Sequence[Delivery]) -> None:
+        """Remove outcomes with the next commands of this process, within milliseconds.
+
+        If that is lost, they are delivered again, and settling them again changes nothing.
+        """
+        if deliveries:
+            self._redis.post(*self._removals(deliveries))
+
+    def _removals(self, deliveries: Sequence[Delivery]) -> Iterator[Command]:
         ids: dict[str, list[str]] = {}
         for delivery in deliveries:
             ids.setdefault(delivery.model, []).append(delivery.entry_id)
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for model, entry_ids in ids.items():
-                key = _done_key(self._namespace, model)
-                pipeline.xack(key, _GROUP, *entry_ids)
-                pipeline.xdel(key, *entry_ids)
-            await pipeline.execute()
+        for model, entry_ids in ids.items():
+            key = _done_key(self._namespace, model)
+            yield ("XACK", key, _GROUP, *entry_ids)
+            yield ("XDEL", key, *entry_ids)
 
     async def _make_groups(self, models: Iterable[str]) -> None:
         for model in models:
@@ -432,18 +429,14 @@ class Workers:
 
 
 async def notifications(
-    redis: Redis, worker: str, *, namespace: str = NAMESPACE
+    redis: QueueClient, worker: str, *, namespace: str = NAMESPACE
 ) -> AsyncIterator[None]:
     """Yield when a worker should send a heartbeat now: one of its jobs was cancelled or redirected.
 
     A lost notification costs only the time until the next regular heartbeat.
     """
-    async with redis.pubsub() as channel:
-        await channel.subscribe(f"{namespace}:control:{worker}")
-        while True:
-            message = await channel.get_message(ignore_subscribe_messages=True, timeout=BLOCK_MAX_S)
-            if message is not None:
-                yield
+    async for _ in redis.subscription(f"{namespace}:control:{worker}"):
+        yield
 
 
 def _mailbox_key(namespace: str, name: str) -> str:

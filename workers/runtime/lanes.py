@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from workers.contract.delivered import Tally
 from workers.contract.jobs import Job, RequestId, Usage
 from workers.protocol.engine import CancelReason, Engine, Prepared
-from workers.runtime.metering import PHASES, TokenTimes
+from workers.runtime.step_times import PHASES, TokenTimes
 
 
 @dataclass(slots=True, eq=False)

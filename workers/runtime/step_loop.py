@@ -51,7 +51,7 @@ from workers.protocol.engine import (
 from workers.runtime.background import Background, Done
 from workers.runtime.fairness import DeficitRoundRobin
 from workers.runtime.lanes import Lane, Run
-from workers.runtime.metering import Stopwatch, apportion
+from workers.runtime.step_times import Stopwatch, apportion
 
 log = logging.getLogger(__name__)
 

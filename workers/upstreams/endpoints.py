@@ -15,10 +15,10 @@ import random
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
-
-import httpx
+from urllib.parse import urlsplit
 
 from workers.contract.models import EndpointSpec, UpstreamSpec
+from workers.upstreams.connections import Connections, ExchangeError
 
 log = logging.getLogger(__name__)
 
@@ -47,32 +47,29 @@ class Endpoint:
         self.credential = credential
         self.in_flight = 0
         self.is_down = False
-        self._url = spec.url.rstrip("/") + prefix
+        self.url = spec.url.rstrip("/") + prefix + "/"
+        """Base URL of its calls."""
         self._failures = 0
         self._paused_until = 0.0
         self._recovery: asyncio.Task[None] | None = None
         headers = {"Content-Type": "application/json"}
         if credential:
             headers["Authorization"] = f"Bearer {credential}"
-        self.http = httpx.AsyncClient(
+        self.connections = Connections(
+            self.url,
+            limit=self.concurrency,
+            connect_timeout_s=connect_timeout_s,
             headers=headers,
-            follow_redirects=False,
-            limits=httpx.Limits(max_connections=self.concurrency),
-            # Calls set their own read timeouts.
-            timeout=httpx.Timeout(None, connect=connect_timeout_s),
         )
-
-    def url(self, path: str) -> str:
-        return f"{self._url}/{path}"
 
     @property
     def is_plain(self) -> bool:
         """Whether it is called without TLS, as is possible in the operator's own network."""
-        return self._url.startswith("http://")
+        return self.url.startswith("http://")
 
     @property
     def host(self) -> str:
-        return httpx.URL(self._url).netloc.decode()
+        return urlsplit(self.url).netloc.rpartition("@")[2]
 
     @property
     def load(self) -> float:
@@ -102,19 +99,19 @@ class Endpoint:
             self._recovery.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._recovery
-        await self.http.aclose()
+        await self.connections.close()
 
     async def _recover(self) -> None:
         pause_s = PROBE_MIN_S
         while True:
             await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))
             pause_s = min(2 * pause_s, PROBE_MAX_S)
-            try:
-                answer = await self.http.get(self.url("models"), timeout=PROBE_TIMEOUT_S)
-            except httpx.HTTPError:
-                continue
-            if answer.status_code < 500:
-                break
+            with contextlib.suppress(ExchangeError, TimeoutError):
+                async with asyncio.timeout(PROBE_TIMEOUT_S):
+                    response = await self.connections.open("GET", "models")
+                response.close()
+                if response.status < 500:
+                    break
         self.is_down = False
         self._failures = 0
         log.warning("upstream endpoint is up again", extra={"endpoint": self.host})

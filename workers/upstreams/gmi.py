@@ -15,29 +15,29 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final
 
-import httpx
 import msgspec
-import tenacity
 
 from workers.contract.jobs import Completed, Event, Failed, FailureCode, Job, Progress, Usage
 from workers.contract.media import File
 from workers.contract.models import ModelSpec
 from workers.protocol.engine import PhaseClock
 from workers.upstreams import gmi_wire as wire
+from workers.upstreams.connections import ExchangeError, NotConnectedError
 from workers.upstreams.endpoints import Endpoint, Endpoints
 from workers.upstreams.notes import NO_NOTES, Notes, UpstreamNote, read_note, write_note
 from workers.upstreams.results import collect
 from workers.upstreams.retries import (
-    ATTEMPTS,
     BUSY_PAUSE_S,
     RETRY_AFTER_MAX_S,
     EndpointBusyError,
     NoEndpointError,
     retry_after_s,
-    wait_s,
+    try_endpoints,
 )
 from workers.upstreams.sources import prepare_sources
 from workers.upstreams.sse import TooLong, read_whole
@@ -60,7 +60,7 @@ NOT_FOUND_MAX: Final = 3
 @dataclass(frozen=True, slots=True)
 class Reply:
     status: int
-    headers: httpx.Headers
+    headers: Mapping[str, str]
     body: bytes
 
 
@@ -170,7 +170,7 @@ class MediaCall:
             failure = refused.failure
         except NoEndpointError:
             failure = Failed("upstream_unavailable", "No upstream endpoint is available.")
-        except (httpx.ConnectError, httpx.ConnectTimeout):
+        except NotConnectedError:
             failure = Failed("upstream_unavailable", "The upstream is unreachable.")
         except EndpointBusyError as busy:
             failure = Failed("upstream_unavailable", f"The upstream is busy ({busy}).")
@@ -237,7 +237,7 @@ class MediaCall:
             log.error("a request may have been submitted under an unknown number", extra=where)
             raise Refused(Failed("upstream_error", _UNKNOWN_STATE))
         for endpoint in self._client.endpoints.all:
-            if (endpoint.url(""), endpoint.model) == (noted.endpoint, noted.model):
+            if (endpoint.url, endpoint.model) == (noted.endpoint, noted.model):
                 log.info("request taken over", extra={"request_id": self._job.request_id})
                 endpoint.in_flight += 1
                 self._request = request = UpstreamRequest(
@@ -263,32 +263,16 @@ class MediaCall:
 
     async def _submit(self, files: Sequence[File]) -> tuple[UpstreamRequest, wire.Record]:
         """Submit to one endpoint; to another one only if the first did not accept it."""
-        endpoints, avoid = self._client.endpoints, set[Endpoint]()
 
-        def pause_s(state: tenacity.RetryCallState) -> float:
-            return 0.0 if endpoints.has_other(avoid) else wait_s(state)
-
-        async def attempt() -> tuple[UpstreamRequest, wire.Record]:
-            endpoint = endpoints.choose(avoid)
-            if endpoint is None:
-                raise NoEndpointError
-            avoid.add(endpoint)
+        async def attempt(endpoint: Endpoint) -> tuple[UpstreamRequest, wire.Record]:
             try:
                 return await self._submit_to(endpoint, files)
-            except (EndpointBusyError, httpx.ConnectError, httpx.ConnectTimeout):
+            except _NOT_ACCEPTED:
                 self._handover_ready.set()
-                await self._notes.keep("")  # not accepted: another worker may submit it
+                await self._notes.keep("")  # another worker may submit it
                 raise
 
-        retrying = tenacity.AsyncRetrying(
-            stop=tenacity.stop_after_attempt(max(ATTEMPTS, len(endpoints.all))),
-            wait=pause_s,
-            retry=tenacity.retry_if_exception_type(
-                (EndpointBusyError, httpx.ConnectError, httpx.ConnectTimeout)
-            ),
-            reraise=True,
-        )
-        return await retrying(attempt)
+        return await try_endpoints(self._client.endpoints, attempt, retried=_NOT_ACCEPTED)
 
     async def _submit_to(
         self, endpoint: Endpoint, files: Sequence[File]
@@ -301,7 +285,7 @@ class MediaCall:
             self._uploaded[endpoint] = [await self._upload(endpoint, file) for file in files]
         sources = wire.sort_sources(self._job, self._uploaded[endpoint])
         body = wire.payload(self._job, self._client.options, sources)
-        note = UpstreamNote(endpoint.url(""), endpoint.model)
+        note = UpstreamNote(endpoint.url, endpoint.model)
         if not await self._notes.keep(write_note(note)):
             raise Refused(Failed("upstream_unavailable", "The job was passed to another worker."))
         request.has_ended = False
@@ -313,11 +297,11 @@ class MediaCall:
             async with asyncio.timeout(self._client.options.submit_timeout_s):
                 # Shielded: after a cancellation it is still awaited for its number.
                 reply = await asyncio.shield(request.submission)
-        except (httpx.ConnectError, httpx.ConnectTimeout):
+        except NotConnectedError:
             request.has_ended = True
             endpoint.failed()
             raise
-        except (httpx.HTTPError, TooLong, TimeoutError) as error:
+        except (ExchangeError, TooLong, TimeoutError) as error:
             endpoint.failed()
             timed_out = isinstance(error, TimeoutError)
             code: FailureCode = "upstream_timeout" if timed_out else "upstream_error"
@@ -353,10 +337,10 @@ class MediaCall:
             reply = await _call(
                 endpoint, "POST", "upload-url", {"file_type": file.content_type.partition("/")[2]}
             )
-        except (httpx.ConnectError, httpx.ConnectTimeout):
+        except NotConnectedError:
             endpoint.failed()
             raise
-        except (httpx.HTTPError, TooLong, TimeoutError) as error:
+        except (ExchangeError, TooLong, TimeoutError) as error:
             endpoint.failed()
             raise Refused(_no_upload("the connection was lost")) from error
         if reply.status not in (200, 201):
@@ -375,9 +359,9 @@ class MediaCall:
     def _refuse(self, endpoint: Endpoint, reply: Reply, *, what: str) -> None:
         """Raise ``EndpointBusyError`` if the call can be retried, otherwise ``Refused``."""
         status = reply.status
-        if status in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):
+        if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
             requested_s = retry_after_s(reply.headers)
-            if status == httpx.codes.TOO_MANY_REQUESTS:
+            if status == HTTPStatus.TOO_MANY_REQUESTS:
                 endpoint.pause(min(requested_s or BUSY_PAUSE_S, RETRY_AFTER_MAX_S))
             else:
                 endpoint.failed()
@@ -391,7 +375,7 @@ class MediaCall:
             "upstream refused a call",
             extra={"model": self._job.model, "status": status, "reason": error_message},
         )
-        if status == httpx.codes.NOT_FOUND and what == _REQUEST:
+        if status == HTTPStatus.NOT_FOUND and what == _REQUEST:
             endpoint.succeeded()
             message = "The upstream does not have this model, or not for this server's account."
             raise Refused(Failed("upstream_unavailable", message))
@@ -414,10 +398,10 @@ class MediaCall:
             requested_s, problem = 0.0, "no response"
             try:
                 reply = await _call(request.endpoint, "GET", f"requests/{request.request_id}")
-            except (httpx.HTTPError, TooLong, TimeoutError):
+            except (ExchangeError, TooLong, TimeoutError):
                 request.endpoint.failed()
             else:
-                if reply.status == httpx.codes.OK:
+                if reply.status == HTTPStatus.OK:
                     try:
                         record = wire.decode_record(reply.body)
                         answered_s, lost = now_s(), 0
@@ -429,7 +413,7 @@ class MediaCall:
                 else:
                     problem = f"status {reply.status}"
                     requested_s = min(retry_after_s(reply.headers) or 0.0, RETRY_AFTER_MAX_S)
-                    lost = lost + 1 if reply.status == httpx.codes.NOT_FOUND else 0
+                    lost = lost + 1 if reply.status == HTTPStatus.NOT_FOUND else 0
             if lost >= NOT_FOUND_MAX or now_s() - answered_s > self._client.upstream.idle_timeout_s:
                 message = f"The upstream accepted the request, but cannot be polled: {problem}."
                 raise Refused(Failed("upstream_error", message))
@@ -452,6 +436,7 @@ _UNKNOWN_STATE: Final = (
     "so it is unknown whether it was accepted. It was not sent again, and nothing is charged."
 )
 _REQUEST: Final = "the request"
+_NOT_ACCEPTED: Final = (EndpointBusyError, NotConnectedError)
 _OPERATORS: Final[Mapping[int, str]] = {
     401: "The upstream does not accept this server's credential; its operator must renew it.",
     402: "This server's account at the upstream is out of credit; its operator must add some.",
@@ -479,9 +464,10 @@ async def _call(endpoint: Endpoint, method: str, path: str, body: Any = None) ->
 
 async def _send(endpoint: Endpoint, method: str, path: str, body: Any = None) -> Reply:
     content = None if body is None else msgspec.json.encode(body)
-    async with endpoint.http.stream(method, endpoint.url(path), content=content) as response:
-        read = await read_whole(response.aiter_bytes(), BODY_BYTES_MAX)
-        return Reply(response.status_code, response.headers, read)
+    response = await endpoint.connections.open(method, path, content)
+    with closing(response):
+        read = await read_whole(response.chunks(), BODY_BYTES_MAX)
+        return Reply(response.status, response.headers, read)
 
 
 async def _cancel_remote(request: UpstreamRequest) -> None:
@@ -493,7 +479,7 @@ async def _cancel_remote(request: UpstreamRequest) -> None:
                 request.request_id = wire.decode_record((await submission).body).request_id
             if request.request_id:
                 await _call(request.endpoint, "DELETE", f"requests/{request.request_id}")
-    except (httpx.HTTPError, TooLong, TimeoutError, msgspec.DecodeError) as error:
+    except (ExchangeError, TooLong, TimeoutError, msgspec.DecodeError) as error:
         log.info("could not cancel an upstream request", extra={"error": type(error).__name__})
     finally:
         if submission is not None:

@@ -30,7 +30,7 @@ from workers.contract.models import ModelSpec
 from workers.protocol.engine import CancelReason
 from workers.protocol.host import Report
 from workers.protocol.ipc import JobHandoff
-from workers.runtime.metering import Stopwatch, TokenTimes
+from workers.runtime.step_times import Stopwatch, TokenTimes
 from workers.upstreams.dialects import Call, Dialect, connect
 from workers.upstreams.notes import Notes
 
@@ -136,21 +136,23 @@ class UpstreamHost:
         self._end(run, outcome)
 
     async def _answer(self, run: _Run) -> Outcome:
-        left_s = run.job.deadline_ms / 1000 - time.time() if run.job.deadline_ms else None
-        dialect = self._dialects[run.job.model]
+        deadline: asyncio.TimerHandle | None = None
+        if run.job.deadline_ms:
+            left_s = run.job.deadline_ms / 1000 - time.time()
+            deadline = asyncio.get_running_loop().call_later(
+                left_s, self.cancel, run.job.request_id, "deadline"
+            )
         try:
-            async with asyncio.timeout(left_s) as timer:
-                run.call = dialect.call(
-                    run.job,
-                    lambda event: self._send_event(run, event),
-                    run.handoff.files,
-                    Notes(run.handoff.note, functools.partial(self._keep_note, run.job.request_id)),
-                )
-                return await run.call.run(run.watch)
-        except TimeoutError:
-            if not timer.expired():
-                raise
-            return _cancelled(run, "deadline")
+            run.call = self._dialects[run.job.model].call(
+                run.job,
+                lambda event: self._send_event(run, event),
+                run.handoff.files,
+                Notes(run.handoff.note, functools.partial(self._keep_note, run.job.request_id)),
+            )
+            return await run.call.run(run.watch)
+        finally:
+            if deadline is not None:
+                deadline.cancel()
 
     def _send_event(self, run: _Run, event: Event) -> None:
         if isinstance(event, Tokens):
@@ -181,6 +183,7 @@ class UpstreamHost:
         outcome = msgspec.structs.replace(
             _with_delivery(run, outcome), timings=timings, worker=self._worker
         )
+        run.call = None  # it refers to the run: without this, only a collection would free both
         self._report((), ((run.job.request_id, outcome),))
 
 

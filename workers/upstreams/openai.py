@@ -12,12 +12,11 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import closing
+from http import HTTPStatus
 from typing import Any, Final, Literal
 
-import httpx
 import msgspec
-import tenacity
 
 from workers.contract.jobs import (
     ChatInput,
@@ -36,18 +35,21 @@ from workers.contract.jobs import (
 from workers.contract.models import ModelSpec
 from workers.protocol.engine import PhaseClock
 from workers.upstreams import wire
+from workers.upstreams.connections import (
+    ExchangeError,
+    NotConnectedError,
+    NotSentError,
+    Response,
+)
 from workers.upstreams.endpoints import Endpoint, Endpoints
 from workers.upstreams.notes import NO_NOTES, Notes
 from workers.upstreams.retries import (
-    ATTEMPTS,
     BUSY_PAUSE_S,
     RETRY_AFTER_MAX_S,
     EndpointBusyError,
     NoEndpointError,
-    NotSentError,
-    Sending,
     retry_after_s,
-    wait_s,
+    try_endpoints,
 )
 from workers.upstreams.sse import TooLong, read_events, read_whole
 
@@ -64,8 +66,7 @@ CLOSING_S: Final = 1.0
 
 _BUSY: Final = frozenset({429, 502, 503})
 """Statuses of calls that were refused without producing anything."""
-_NOT_CONNECTED: Final = (httpx.ConnectError, httpx.ConnectTimeout)
-_BROKEN: Final = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
+_NOT_STARTED: Final = (EndpointBusyError, NotConnectedError, NotSentError)
 _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
     "length": "length",
     "content_filter": "content_filter",
@@ -191,8 +192,8 @@ class ChatCall:
             async with asyncio.timeout(upstream.first_byte_timeout_s) as timer:
                 with clock.phase("transfer"):
                     response = await self._send(body)
-                async with aclosing(response):
-                    if response.status_code != httpx.codes.OK:
+                with closing(response):
+                    if response.status != HTTPStatus.OK:
                         return await self._refused(response)
                     with clock.phase("forward"):
                         return await self._read(response, timer)
@@ -200,7 +201,7 @@ class ChatCall:
             return Failed("upstream_unavailable", "The connections to the upstream were lost.")
         except NoEndpointError:
             return Failed("upstream_unavailable", "No upstream endpoint is available.")
-        except (httpx.ConnectError, httpx.ConnectTimeout):
+        except NotConnectedError:
             return Failed("upstream_unavailable", "The upstream is unreachable.")
         except EndpointBusyError as busy:
             return Failed("upstream_unavailable", f"The upstream is busy ({busy}).")
@@ -218,7 +219,7 @@ class ChatCall:
             )
         except msgspec.DecodeError:
             return _failed("The upstream sent an invalid chat completion.")
-        except httpx.HTTPError:
+        except ExchangeError:
             return _failed("The upstream closed the connection before the end of its response.")
 
     # --- Request ----------------------------------------------------------------------------------
@@ -248,67 +249,45 @@ class ChatCall:
             body.pop(name, None)
         return body
 
-    async def _send(self, body: dict[str, Any]) -> httpx.Response:
+    async def _send(self, body: dict[str, Any]) -> Response:
         """Return a response that has started. Until then retry, preferably at another endpoint."""
-        endpoints, avoid = self._client.endpoints, set[Endpoint]()
 
-        def pause_s(state: tenacity.RetryCallState) -> float:
-            return 0.0 if endpoints.has_other(avoid) else wait_s(state)
-
-        async def attempt() -> httpx.Response:
-            endpoint = endpoints.choose(avoid)
-            if endpoint is None:
-                raise NoEndpointError
-            avoid.add(endpoint)
+        async def attempt(endpoint: Endpoint) -> Response:
             return await self._send_once(endpoint, {"model": endpoint.model, **body})
 
-        retrying = tenacity.AsyncRetrying(
-            stop=tenacity.stop_after_attempt(max(ATTEMPTS, len(endpoints.all))),
-            wait=pause_s,
-            retry=tenacity.retry_if_exception_type(
-                (EndpointBusyError, NotSentError, *_NOT_CONNECTED)
-            ),
-            reraise=True,
-        )
-        return await retrying(attempt)
+        return await try_endpoints(self._client.endpoints, attempt, retried=_NOT_STARTED)
 
-    async def _send_once(self, endpoint: Endpoint, body: dict[str, Any]) -> httpx.Response:
+    async def _send_once(self, endpoint: Endpoint, body: dict[str, Any]) -> Response:
         if self._endpoint is not None:
             self._endpoint.in_flight -= 1
         self._endpoint, self._failure_recorded = endpoint, False
         endpoint.in_flight += 1
-        url = endpoint.url("completions" if self._chat.prompts else "chat/completions")
-        sending = Sending()
-        request = endpoint.http.build_request(
-            "POST", url, content=msgspec.json.encode(body), extensions={"trace": sending}
-        )
+        path = "completions" if self._chat.prompts else "chat/completions"
         try:
-            response = await endpoint.http.send(request, stream=True)
-        except (*_NOT_CONNECTED, *_BROKEN) as error:
+            response = await endpoint.connections.open("POST", path, msgspec.json.encode(body))
+        except ExchangeError:
             endpoint.failed()
             self._failure_recorded = True
-            if isinstance(error, _BROKEN) and not sending.is_sent:
-                raise NotSentError from error
             raise
-        if response.status_code in _BUSY:
-            await response.aclose()
+        if response.status in _BUSY:
+            response.close()
             requested_s = retry_after_s(response.headers)
             self._failure_recorded = True
-            if response.status_code == httpx.codes.TOO_MANY_REQUESTS:
+            if response.status == HTTPStatus.TOO_MANY_REQUESTS:
                 endpoint.pause(min(requested_s or BUSY_PAUSE_S, RETRY_AFTER_MAX_S))
             else:
                 endpoint.failed()
-            raise EndpointBusyError(response.status_code, requested_s)
+            raise EndpointBusyError(response.status, requested_s)
         return response
 
     # --- Response ---------------------------------------------------------------------------------
 
-    async def _read(self, response: httpx.Response, timer: asyncio.Timeout) -> Failed | None:
+    async def _read(self, response: Response, timer: asyncio.Timeout) -> Failed | None:
         if not self._client.options.stream:
-            body = await read_whole(response.aiter_bytes(), RESPONSE_BYTES_MAX)
+            body = await read_whole(response.chunks(), RESPONSE_BYTES_MAX)
             return self._apply(wire.decode_answer(body))
         now_s = asyncio.get_running_loop().time
-        async for data in read_events(response.aiter_bytes(), RESPONSE_BYTES_MAX):
+        async for data in read_events(response.chunks(), RESPONSE_BYTES_MAX):
             if data == b"[DONE]":
                 self._complete = True
                 timer.reschedule(now_s() + CLOSING_S)
@@ -369,9 +348,9 @@ class ChatCall:
             earlier.arguments + (piece.function.arguments or ""),
         )
 
-    async def _refused(self, response: httpx.Response) -> Failed:
-        status = response.status_code
-        error = wire.decode_error(await read_whole(response.aiter_bytes(), ERROR_BYTES_MAX))
+    async def _refused(self, response: Response) -> Failed:
+        status = response.status
+        error = wire.decode_error(await read_whole(response.chunks(), ERROR_BYTES_MAX))
         if status in (400, 413, 422):
             return self._explain(error, "upstream_rejected")
         log.error("upstream refused a call", extra={"model": self._job.model, "status": status})

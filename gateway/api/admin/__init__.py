@@ -7,6 +7,7 @@ from typing import Final
 from litestar.types import ControllerRouterHandler
 
 from gateway.api.admin.accounts import AccountsController
+from gateway.api.admin.audit import AuditController
 from gateway.api.admin.credit import CreditController
 from gateway.api.admin.keys import KeysController
 from gateway.api.admin.limits import AdminLimitsController
@@ -14,6 +15,7 @@ from gateway.api.admin.maintenance import AdminController
 from gateway.api.admin.periods import AdminPeriodsController
 from gateway.api.admin.prices import PricesController
 from gateway.api.admin.set_aside import SetAsideController
+from gateway.api.admin.users import UsersController
 
 HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (
     AccountsController,
@@ -24,4 +26,6 @@ HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (
     SetAsideController,
     AdminLimitsController,
     AdminPeriodsController,
+    AuditController,
+    UsersController,
 )

@@ -9,7 +9,7 @@ from litestar.params import FromPath, JSONBody
 from sqlalchemy import Connection
 
 from gateway.api.http.answers import json_response
-from gateway.api.http.operations import write
+from gateway.api.http.operations import author_of, write
 from gateway.api.http.request import ApiRequest
 from gateway.errors import NotFound
 from gateway.operations import credit, prices
@@ -29,7 +29,7 @@ CORRECTIONS_MAX: Final = 1000
 class CreditController(Controller):
     path = "/v1/admin"
     tags = ["Operation"]
-    opt = {"scope": "admin"}
+    opt = {"scope": "admin", "area": "credit"}
 
     @post(
         "/accounts/{account:str}/credit",
@@ -41,8 +41,7 @@ class CreditController(Controller):
     async def credit(
         self, request: ApiRequest, account: FromPath[str], data: JSONBody[CreditBody]
     ) -> Response[TransferView]:
-        actor = request.key.prefix
-        return _booked(await write(request, credit.add, account, data, actor=actor))
+        return _booked(await write(request, credit.add, account, data))
 
     @post(
         "/accounts/{account:str}/chargebacks",
@@ -57,8 +56,7 @@ class CreditController(Controller):
         account: FromPath[str],
         data: JSONBody[ChargebackBody],
     ) -> Response[TransferView]:
-        actor = request.key.prefix
-        return _booked(await write(request, credit.charge_back, account, data, actor=actor))
+        return _booked(await write(request, credit.charge_back, account, data))
 
     @post(
         "/requests/{request_id:str}/refund",
@@ -73,8 +71,7 @@ class CreditController(Controller):
         request_id: FromPath[str],
         data: JSONBody[RefundBody],
     ) -> Response[TransferView]:
-        actor = request.key.prefix
-        return _booked(await write(request, credit.refund, request_id, data, actor=actor))
+        return _booked(await write(request, credit.refund, request_id, data))
 
     @post(
         "/corrections",
@@ -89,11 +86,13 @@ class CreditController(Controller):
         entry = request.services.live.entry(data.model)
         if entry is None:
             raise NotFound("model_not_found", f"The model {data.model!r} does not exist.")
+        author = author_of(request)
         price = prices.read(entry, data.price, data.minimum)
 
         def correct(connection: Connection) -> CorrectionsView:
             return credit.correct(
                 connection,
+                author,
                 data.model,
                 price,
                 starts_at=data.starts_at,
@@ -101,7 +100,6 @@ class CreditController(Controller):
                 account=data.account,
                 reference=data.reference,
                 reason=data.reason,
-                actor=request.key.prefix,
                 dry_run=data.dry_run,
             )
 

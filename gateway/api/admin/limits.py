@@ -5,9 +5,10 @@ from __future__ import annotations
 from litestar import Controller, Response, delete, get, patch, post, put
 from litestar.params import FromQuery, JSONBody
 
-from gateway.api.http.answers import ListView, json_response
+from gateway.api.http.answers import ListView, PageView, json_response
+from gateway.api.http.bodies import check_limit
 from gateway.api.http.fields import IdInPath, IdInQuery
-from gateway.api.http.operations import list_response, write
+from gateway.api.http.operations import list_response, page_response, write
 from gateway.api.http.request import ApiRequest
 from gateway.operations import budgets, limits, storage
 from gateway.operations.budgets import BudgetBody, BudgetChange, BudgetView
@@ -18,20 +19,37 @@ from gateway.operations.storage import StorageLimitBody, StorageView
 class AdminLimitsController(Controller):
     path = "/v1/admin"
     tags = ["Operation"]
-    opt = {"scope": "admin"}
+    opt = {"scope": "admin", "area": "limits"}
 
     @get(
         "/budgets",
+        opt={"area": "budgets"},
         operation_id="ListAllBudgets",
-        summary="List the budgets in force, of one account or of all",
+        summary="List the budgets in force, of one account or of all; by key and by model",
     )
     async def budgets(
-        self, request: ApiRequest, account: FromQuery[str | None] = None
-    ) -> Response[ListView[BudgetView]]:
-        return await list_response(request, budgets.list_all, account)
+        self,
+        request: ApiRequest,
+        account: FromQuery[str | None] = None,
+        key: IdInQuery = None,
+        model: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 100,
+        cursor: FromQuery[str | None] = None,
+    ) -> Response[PageView[BudgetView]]:
+        check_limit(limit)
+        return await page_response(
+            request,
+            budgets.list_page,
+            account=account,
+            key=key,
+            model=model,
+            limit=limit,
+            cursor=cursor,
+        )
 
     @post(
         "/budgets",
+        opt={"area": "budgets"},
         status_code=201,
         operation_id="CreateBudget",
         summary="Limit the spending of an account, key or model: per hour, day, month or in total",
@@ -43,6 +61,7 @@ class AdminLimitsController(Controller):
 
     @patch(
         "/budgets/{budget_id:int}",
+        opt={"area": "budgets"},
         operation_id="ChangeBudget",
         summary="Change a budget's limit or whether it refuses, from the next request on",
     )
@@ -56,6 +75,7 @@ class AdminLimitsController(Controller):
 
     @delete(
         "/budgets/{budget_id:int}",
+        opt={"area": "budgets"},
         status_code=200,
         operation_id="EndBudget",
         summary="End a budget",

@@ -7,8 +7,9 @@ from typing import Literal, TypedDict
 from litestar import Controller, Response, get, post
 
 from gateway.api.http.answers import json_response
+from gateway.api.http.operations import author_of
 from gateway.api.http.request import ApiRequest
-from gateway.billing.audit import Reconciliation, last_audit, run_audit
+from gateway.billing.reconciliation import Reconciliation, last_reconciliation, run_reconciliation
 from gateway.checks.moments import timestamp
 from gateway.errors import InvalidRequest, NotFound
 from gateway.ledger.reconcile import Finding
@@ -32,17 +33,18 @@ class ReconciliationView(TypedDict):
 class AdminController(Controller):
     path = "/v1/admin"
     tags = ["Operation"]
-    opt = {"scope": "admin"}
+    opt = {"scope": "admin", "area": "ledger"}
 
     @post(
         "/catalog/reload",
+        opt={"area": "catalog"},
         status_code=200,
         operation_id="ReloadCatalog",
         summary="Reload catalog.yaml; a changed price becomes a new price version",
     )
     async def reload(self, request: ApiRequest) -> Response[ReloadedView]:
         live = request.services.live
-        problems = await live.reload()
+        problems = await live.reload(author_of(request))
         if problems:
             raise InvalidRequest(
                 "invalid_catalog",
@@ -60,7 +62,10 @@ class AdminController(Controller):
     )
     async def reconcile(self, request: ApiRequest) -> Response[ReconciliationView]:
         services = request.services
-        return json_response(_view(await run_audit(services.database, services.payment_provider)))
+        database, provider = services.database, services.payment_provider
+        return json_response(
+            _view(await run_reconciliation(database, provider, author=author_of(request)))
+        )
 
     @get(
         "/reconcile",
@@ -69,7 +74,7 @@ class AdminController(Controller):
     )
     async def last(self, request: ApiRequest) -> Response[ReconciliationView]:
         database = request.services.database
-        found = await database.report(last_audit, account_id=request.key.account_id)
+        found = await database.report(last_reconciliation, account_id=request.key.account_id)
         if found is None:
             raise NotFound("not_reconciled", "The ledger has not been reconciled yet.")
         return json_response(_view(found))

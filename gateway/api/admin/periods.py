@@ -9,7 +9,7 @@ from litestar import Controller, Response, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 
 from gateway.api.http.answers import ListView, json_response
-from gateway.api.http.operations import write
+from gateway.api.http.operations import author_of, write
 from gateway.api.http.request import ApiRequest
 from gateway.operations import invoices, periods
 from gateway.operations.invoices import CreditNoteBody, InvoiceView
@@ -19,7 +19,7 @@ from gateway.operations.periods import PeriodView, RehearsalView, VerifiedView
 class AdminPeriodsController(Controller):
     path = "/v1/admin"
     tags = ["Operation"]
-    opt = {"scope": "admin"}
+    opt = {"scope": "admin", "area": "periods"}
 
     @get(
         "/periods",
@@ -48,8 +48,8 @@ class AdminPeriodsController(Controller):
         if dry_run:
             rehearse = functools.partial(periods.rehearse, month=month)
             return json_response(await database.slow(rehearse))
-        actor = request.key.prefix
-        return json_response(await asyncio.to_thread(periods.close, database, month, actor=actor))
+        author = author_of(request)
+        return json_response(await asyncio.to_thread(periods.close, database, author, month))
 
     @get(
         "/periods/{month:str}/verify",
@@ -65,7 +65,7 @@ class AdminPeriodsController(Controller):
     @post(
         "/invoices/{number:str}/credit-notes",
         status_code=201,
-        opt={"errors": [409]},
+        opt={"area": "credit", "errors": [409]},
         operation_id="CreateCreditNote",
         summary="Write a credit note, which gives back part of an invoice",
     )
@@ -75,6 +75,5 @@ class AdminPeriodsController(Controller):
         number: FromPath[str],
         data: JSONBody[CreditNoteBody],
     ) -> Response[InvoiceView]:
-        actor = request.key.prefix
-        made = await write(request, invoices.credit, number, data, actor=actor)
+        made = await write(request, invoices.credit, number, data)
         return json_response(made, status=201)

@@ -16,7 +16,7 @@ from gateway.operations.prices import PriceBody, PriceCancelBody, PriceView
 class PricesController(Controller):
     path = "/v1/admin/prices"
     tags = ["Operation"]
-    opt = {"scope": "admin"}
+    opt = {"scope": "admin", "area": "prices"}
 
     @get(
         operation_id="ListPrices",
@@ -47,7 +47,7 @@ class PricesController(Controller):
                 "model_not_found", f"The model {data.model!r} does not exist.", param="model"
             )
         price = None if data.price is None else prices.read(entry, data.price, data.minimum)
-        made = await write(request, prices.put, data, price, actor=request.key.prefix)
+        made = await write(request, prices.put, data, price)
         return json_response(made, status=201)
 
     @post(
@@ -62,7 +62,4 @@ class PricesController(Controller):
         self, request: ApiRequest, data: JSONBody[PriceCancelBody]
     ) -> Response[PriceView]:
         live = request.services.live
-        actor = request.key.prefix
-        return json_response(
-            await write(request, prices.cancel, data, actor=actor, cache=live.prices)
-        )
+        return json_response(await write(request, prices.cancel, data, cache=live.prices))

@@ -10,22 +10,23 @@ from litestar.params import FromPath, FromQuery
 
 from gateway.api.http.answers import ListView, json_response
 from gateway.api.http.bodies import check_limit
+from gateway.api.http.operations import write
 from gateway.api.http.request import ApiRequest
 from gateway.aside import Kind, delete_note
-from gateway.operations.set_aside import SetAsideView, check, list_all, release, retry
+from gateway.operations.set_aside import Action, SetAsideView, list_all, release, resolve, retry
 
 
 class ResolvedView(TypedDict):
     object: Literal["set_aside"]
     kind: Kind
     name: str
-    action: Literal["retry", "release"]
+    action: Action
 
 
 class SetAsideController(Controller):
     path = "/v1/admin/set-aside"
     tags = ["Operation"]
-    opt = {"scope": "admin"}
+    opt = {"scope": "admin", "area": "set_aside"}
 
     @get(
         "/",
@@ -52,15 +53,15 @@ class SetAsideController(Controller):
         request: ApiRequest,
         kind: FromPath[Kind],
         name: FromPath[str],
-        action: FromPath[Literal["retry", "release"]],
+        action: FromPath[Action],
     ) -> Response[ResolvedView]:
         database = request.services.database
         if kind == "request" and action == "release":
-            await database.read(lambda connection: check(connection, kind, name))
-            # Not in SQL alone, so that the waiting client is notified.
+            # Recorded first: the request is not closed in the same transaction, but by the settler,
+            # so that the waiting client is notified.
+            await write(request, resolve, kind, name, action)
             await request.services.requests.release(name)
             await database.write(functools.partial(delete_note, kind=kind, name=name))
         else:
-            act = release if action == "release" else retry
-            await database.write(functools.partial(act, kind=kind, name=name))
+            await write(request, release if action == "release" else retry, kind, name)
         return json_response({"object": "set_aside", "kind": kind, "name": name, "action": action})

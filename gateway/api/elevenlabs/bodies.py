@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -26,6 +25,7 @@ from pydantic import (
 from gateway.api.http.fields import ModelName
 from gateway.catalog.schema import CatalogEntry
 from gateway.checks.decoding import decode_json
+from gateway.checks.strict import StrictModel
 from gateway.errors import InvalidRequest, rename
 from gateway.files.sources import SentSource
 from gateway.tasks.audio import MusicTask, SpeechTask
@@ -93,9 +93,7 @@ def _labels(value: Any) -> Any:
         return value
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class _Body(StrictModel):
     names: ClassVar[Mapping[str, str]]
     """ElevenLabs' names of our fields, for error messages."""
 
@@ -106,10 +104,8 @@ class _Body(BaseModel):
 _FILES: Final = {"type": "array", "items": {"type": "string", "format": "binary"}}
 
 
-class AddedBody(BaseModel):
+class AddedBody(StrictModel):
     """Body of ``POST …/v1/voices/add``, a form."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
     description: str | None = None
@@ -118,9 +114,7 @@ class AddedBody(BaseModel):
     remove_background_noise: Literal[False] | None = None
 
 
-class VoiceSettings(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class VoiceSettings(StrictModel):
     speed: float | None = None
     stability: Annotated[float, Field(ge=0, le=1)] | None = None
     similarity_boost: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -136,9 +130,7 @@ class VoiceSettings(BaseModel):
 class SpokenBody(_Body):
     """Body of ``POST …/v1/text-to-speech/{voice_id}``."""
 
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"text": "Good morning."}]}
-    )
+    model_config = ConfigDict(json_schema_extra={"examples": [{"text": "Good morning."}]})
 
     names = {"voice": "voice_id", "language": "language_code", "speed": "voice_settings.speed"}
 
@@ -182,7 +174,6 @@ class ComposedBody(_Body):
     """Body of ``POST …/v1/music``."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={"examples": [{"prompt": "a slow waltz", "music_length_ms": 10_000}]},
     )
 

@@ -191,7 +191,7 @@ def _model(
     account_id = request.key.account_id
     name = asked or usual
     entry = live.entry(live.resolve(name), account_id)
-    if entry is not None:
+    if entry is not None and (asked is not None or request.key.allows(entry.name)):
         return name, entry
     if asked is not None:
         raise NotFound(
@@ -199,12 +199,12 @@ def _model(
             f"No such model: {asked!r}; GET v1/models lists the available ones.",
             param="model_id",
         )
-    entry = next(filter(fits, live.entries(account_id)), None)
+    entry = next(filter(fits, request.entries()), None)
     return (entry.name if entry is not None else name), entry
 
 
 def _entries(request: ApiRequest) -> Sequence[CatalogEntry]:
-    return request.services.live.entries(request.key.account_id)
+    return request.entries()
 
 
 # --- Responses ------------------------------------------------------------------------------------

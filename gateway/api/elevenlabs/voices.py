@@ -215,4 +215,4 @@ async def _views(request: ApiRequest) -> list[SoundVoiceView]:
 
 
 def _entries(request: ApiRequest) -> Sequence[CatalogEntry]:
-    return request.services.live.entries(request.key.account_id)
+    return request.entries()

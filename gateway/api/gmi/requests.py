@@ -28,6 +28,7 @@ from gateway.api.http.request import ApiRequest
 from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import Task
 from gateway.checks.public_urls import check_public_url
+from gateway.checks.strict import StrictModel
 from gateway.errors import InvalidRequest, NotFound, TollgateError
 from gateway.files.upload_urls import CONTENT_TYPES
 from gateway.ids import new_id
@@ -43,11 +44,10 @@ WAIT_MAX_S: Final = 60
 _WAIT: Final = re.compile(r"\s*wait\s*(?:=\s*\"?([0-9]{1,4})\"?)?\s*", re.IGNORECASE)
 
 
-class QueuedBody(BaseModel):
+class QueuedBody(StrictModel):
     """Body of ``POST …/requests``."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={
             "examples": [{"model": "pocket-image", "payload": {"prompt": "a red circle"}}]
         },
@@ -95,7 +95,7 @@ class GmiController(Controller):
         summary="List the names of all image, video and audio models",
     )
     async def models(self, request: ApiRequest) -> Response[ModelIdsView]:
-        entries = request.services.live.entries(request.key.account_id)
+        entries = request.entries()
         names = [entry.name for entry in entries if entry.task in TASKS_OF_QUEUE]
         return json_response({"model_ids": names})
 
@@ -274,6 +274,7 @@ def _entry(request: ApiRequest, name: str) -> CatalogEntry:
             f"The model {name!r} does not exist; GET models lists the available ones.",
             param="model",
         )
+    request.key.check_model(entry.name)
     return check_in_queue(entry)
 
 

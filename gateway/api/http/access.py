@@ -9,6 +9,8 @@ revocation takes effect immediately on all of them and in every gateway.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
 import time
 from collections import OrderedDict
 from typing import Any, Final, Generic, TypeVar
@@ -17,7 +19,9 @@ from litestar.connection import ASGIConnection
 from sqlalchemy import Connection
 
 from gateway.accounts.accounts import Account, find_account, find_accounts
-from gateway.accounts.keys import KeyInfo, authenticate, hash_secret, unknown_key
+from gateway.accounts.key_uses import KeyUses
+from gateway.accounts.keys import KeyInfo, authenticate, unknown_key
+from gateway.accounts.roles import Area, check_role
 from gateway.errors import NotFound, Unauthorized
 from gateway.requests.caller import Caller
 from gateway.sql.database import Database
@@ -57,19 +61,30 @@ class Recent(Generic[T]):
 class Access:
     """Finds the key of a secret; caches it briefly for routes that declare ``holds``."""
 
-    def __init__(self, database: Database, *, pepper: bytes) -> None:
+    def __init__(self, database: Database, *, pepper: bytes, uses: KeyUses) -> None:
         self._database = database
+        self._uses = uses
         self._pepper = pepper
-        # By hash: secrets are not stored, not even in memory.
+        # By a keyed hash of this process: secrets are not stored, not even in memory.
+        self._hash_key = os.urandom(32)
         self._remembered = Recent[KeyInfo](REMEMBER_S, REMEMBER_MAX)
         self._unknown = Recent[bool](UNKNOWN_S, UNKNOWN_MAX)
+
+    def remembered(self, secret: str) -> KeyInfo | None:
+        """Return the key with this secret if it was authenticated a moment ago."""
+        now = time.monotonic()
+        known = self._remembered.get(self._name(secret), now)
+        if known is not None:
+            self._uses.note(known.id, now)
+        return known
 
     async def key(self, secret: str, *, remembered: bool) -> KeyInfo:
         """Return the key with this secret. Raise ``Unauthorized`` if no valid key has it."""
         now = time.monotonic()
-        name = hash_secret(secret, self._pepper)
+        name = self._name(secret)
         known = self._remembered.get(name, now) if remembered else None
         if known is not None:
+            self._uses.note(known.id, now)
             return known
         if self._unknown.get(name, now) is not None:
             raise unknown_key()
@@ -83,30 +98,40 @@ class Access:
                 self._unknown.put(name, True, now)
             raise
         self._remembered.put(name, key, now)
+        self._uses.note(key.id, now)
         return key
+
+    def _name(self, secret: str) -> bytes:
+        return hashlib.blake2b(secret.encode(), key=self._hash_key, digest_size=32).digest()
 
 
 def call_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Caller:
     """Return the caller that ``require_key`` authenticated."""
-    call: Caller = connection.state.call
+    call: Caller = connection.scope["state"]["call"]
     return call
 
 
 def requested_account(
-    request: ASGIConnection[Any, Any, Any, Any], connection: Connection, account: str | None
+    request: ASGIConnection[Any, Any, Any, Any],
+    connection: Connection,
+    account: str | None,
+    area: Area,
 ) -> Account:
-    """Return the account that a call is about: the caller's or, with the scope ``admin``, the one
-    named.
+    """Return the account that a call is about: the caller's or, with the scope ``admin`` and a role
+    that may read the area, the one named.
 
-    Raise ``NotFound`` for another account, whether or not it exists, and ``AmbiguousAccount`` if an
-    administrator's name fits two.
+    Raise ``NotFound`` for another account, whether or not it exists, ``AmbiguousAccount`` if an
+    administrator's name fits two, and ``Forbidden`` if the role may not read the area.
     """
     key = call_of(request).key
     if account is None:
         return find_account(connection, key.account_id)
     if "admin" in key.scopes:
         with contextlib.suppress(LookupError):
-            return find_account(connection, account)
+            named = find_account(connection, account)
+            if named.id != key.account_id:
+                check_role(key.role or "operator", area, write=False)
+            return named
     for found in find_accounts(connection, account):
         if found.id == key.account_id:
             return found

@@ -7,7 +7,6 @@ from typing import Protocol, TypeVar
 
 from litestar import Response
 from litestar.response import Stream
-from pydantic import BaseModel, ConfigDict
 
 from gateway.api.http.answers import (
     KEEP_ALIVE,
@@ -19,6 +18,7 @@ from gateway.api.http.answers import (
 from gateway.api.http.bodies import body_fingerprint, idempotency, is_retry
 from gateway.api.http.request import ApiRequest
 from gateway.catalog.tasks import Task
+from gateway.checks.strict import StrictModel
 from gateway.errors import InvalidRequest, RequestFailed
 from gateway.ledger.closed import ClosedRequest
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
@@ -42,9 +42,7 @@ class StreamWriter(Protocol):
         """Return the end of a stream that failed."""
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class StreamOptions(StrictModel):
     include_usage: bool = False
     include_obfuscation: bool = False
 

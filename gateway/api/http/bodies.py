@@ -53,7 +53,7 @@ AnyRequest: TypeAlias = Request[Any, Any, Any]
 
 async def idempotency(request: ApiRequest, canonical: bytes | None = None) -> Idempotency | None:
     """Read ``Idempotency-Key`` and bind it to the body, or to ``canonical`` in its place."""
-    key = request.headers.get("idempotency-key")
+    key = request.header(b"idempotency-key")
     if key is None:
         return None
     if not 1 <= len(key) <= IDEMPOTENCY_KEY_MAX or not key.isprintable():
@@ -69,14 +69,15 @@ async def idempotency(request: ApiRequest, canonical: bytes | None = None) -> Id
 async def body_fingerprint(request: ApiRequest, canonical: bytes | None = None) -> str:
     """Digest a submission, to recognise a client that sends it again after a disconnect."""
     body = await request.body() if canonical is None else canonical
+    key_id = request.caller.key.id
     if len(body) > LARGE:
-        return await asyncio.to_thread(fingerprint, request.key.id, request.scope["path"], body)
-    return fingerprint(request.key.id, request.scope["path"], body)
+        return await asyncio.to_thread(fingerprint, key_id, request.scope["path"], body)
+    return fingerprint(key_id, request.scope["path"], body)
 
 
 def is_retry(request: ApiRequest) -> bool:
     """Whether the client counts its attempts, as OpenAI's do, and this is not the first."""
-    return request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+    return request.header(b"x-stainless-retry-count") not in (None, "", "0")
 
 
 def check_limit(limit: int, most: int = PAGE_MAX, *, param: str = "limit", least: int = 1) -> None:
@@ -220,3 +221,10 @@ EXCEPTION_HANDLERS: ExceptionHandlersMap = {
     RedisError: _queue,
     Exception: _unexpected,
 }
+
+
+def error_response(request: AnyRequest, error: Exception) -> Response[Any]:
+    """Return the response to an error by the handler that the framework would choose."""
+    kind = next(kind for kind in type(error).__mro__ if kind in EXCEPTION_HANDLERS)
+    response: Response[Any] = EXCEPTION_HANDLERS[kind](request, error)
+    return response

@@ -1,5 +1,7 @@
 """The dialect of a path: the shape of its errors, and the header that carries the key.
 
+This is not the list of dialects: each is a folder in ``gateway/api``, connected in
+``gateway/app.py``. One is named here only if its errors or its key header differ from OpenAI's.
 Errors before a handler is reached (no key, unknown path, body too large) have a path, too.
 """
 
@@ -32,8 +34,8 @@ _OTHERS: Final = (
     Dialect(GMI, render_text),
     Dialect(ELEVENLABS, render_detail, key_header="xi-api-key"),
 )
-"""Return the dialect of a path; OpenAI's for any other prefix."""
 
 
 def dialect_of(path: str) -> Dialect:
+    """Return the dialect of a path; OpenAI's for any other prefix."""
     return next((one for one in _OTHERS if path.startswith(one.prefix)), _OPENAI)

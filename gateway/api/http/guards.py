@@ -8,7 +8,9 @@ from typing import Any
 from litestar.connection import ASGIConnection, Request
 from litestar.handlers import BaseRouteHandler
 
+from gateway.accounts.keys import KeyInfo
 from gateway.accounts.rates import refuse_overrun, wanted
+from gateway.accounts.roles import Area, check_role
 from gateway.api.http.access import call_of
 from gateway.api.http.dialects import dialect_of
 from gateway.api.http.large_bodies import may_be_large
@@ -36,9 +38,21 @@ async def require_key(
             "missing_scope",
             f"This call requires the scope {scope}; the key has {', '.join(sorted(key.scopes))}.",
         )
-    connection.state.call = Caller(key)
+    if scope == "admin":
+        _check_role(connection, handler, key)
+    connection.scope["state"]["call"] = Caller(key)
     if isinstance(connection, Request) and may_be_large(connection):
         await services_of(connection).bodies.receive(connection, handler, key)
+
+
+def _check_role(
+    connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler, key: KeyInfo
+) -> None:
+    """Check that an administrator's role may read or write the area of a route."""
+    area: Area = handler.opt["area"]
+    write = connection.scope.get("method") not in ("GET", "HEAD")
+    # A key that a gateway of an earlier version created has no role yet.
+    check_role(key.role or "operator", area, write=write)
 
 
 async def check_scraper(connection: ASGIConnection[Any, Any, Any, Any], settings: Settings) -> None:

@@ -7,16 +7,15 @@ and ``RateLimit-Policy`` (draft-ietf-httpapi-ratelimit-headers) list all of them
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
-from litestar.connection import ASGIConnection
 from litestar.datastructures import MutableScopeHeaders
 from litestar.routes import BaseRoute, HTTPRoute
 from litestar.types import Message, Scope
 
 from gateway.accounts.rates import WINDOW_S, LimitUsage, Rates, wanted
-from gateway.api.http.request import services_of
+from gateway.api.http.operations import CALL_HEADER
 from gateway.errors import Unavailable
 from gateway.requests.caller import Caller
 
@@ -41,8 +40,8 @@ READABLE_HEADERS: Final = (
 
 
 async def add_limit_headers(message: Message, scope: Scope) -> None:
-    """Litestar hook: add headers for the call's rate limits, a resolved alias, and exceeded soft
-    budgets."""
+    """Litestar hook: add headers for the call's rate limits, a resolved alias, exceeded soft
+    budgets, and the id of an administrator's call in the audit log."""
     if message["type"] != "http.response.start":
         return
     if scope.get("method") == "OPTIONS":
@@ -52,13 +51,17 @@ async def add_limit_headers(message: Message, scope: Scope) -> None:
         if (allowed := methods.get(scope.get("path_template", ""))) is not None:
             MutableScopeHeaders.from_message(message)["Allow"] = allowed
         return
-    connection: ASGIConnection[Any, Any, Any, Any] = ASGIConnection(scope)
-    call: Caller | None = connection.state.get("call")
+    state = scope["state"]
+    if (call_id := state.get("call_id")) is not None:
+        MutableScopeHeaders.from_message(message)[CALL_HEADER] = call_id
+    call: Caller | None = state.get("call")
     if call is None or scope["route_handler"].opt.get("scope") != "inference":
         return
     usages = call.usages
     if usages is None:
-        usages = await _look(services_of(connection).rates, call)
+        usages = await _look(scope["litestar_app"].state.services.rates, call)
+    if not usages and call.alias is None and not call.soft_budgets_exceeded:
+        return
     headers = MutableScopeHeaders.from_message(message)
     for name, value in limit_headers(usages).items():
         headers[name] = value

@@ -11,9 +11,10 @@ from litestar.datastructures import FormMultiDict, UploadFile
 
 from gateway.accounts.keys import KeyInfo
 from gateway.accounts.rates import Rates
-from gateway.api.http.access import Access, call_of
+from gateway.api.http.access import Access
 from gateway.api.http.large_bodies import Bodies
 from gateway.batches.runner import Runner
+from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.store import LiveCatalog
 from gateway.checks.decoding import check_text, refuse_null, unreadable
 from gateway.files.download_urls import UrlSigner
@@ -72,16 +73,36 @@ class ApiRequest(Request[Any, Any, Any]):
 
     @property
     def services(self) -> Services:
-        return services_of(self)
+        services: Services = self.scope["litestar_app"].state.services
+        return services
 
     @property
     def caller(self) -> Caller:
-        return call_of(self)
+        caller: Caller = self.scope["state"]["call"]
+        return caller
 
     @property
     def key(self) -> KeyInfo:
         """The key that authenticated this call."""
-        return call_of(self).key
+        caller: Caller = self.scope["state"]["call"]
+        return caller.key
+
+    def header(self, name: bytes) -> str | None:
+        """Return a header by its name in lower case, without decoding the others."""
+        for found, value in self.scope["headers"]:
+            if found == name:
+                return value.decode("latin-1")
+        return None
+
+    def keep_body(self, body: bytes) -> None:
+        """Use a body that was received already."""
+        self._body = body
+
+    def entries(self) -> tuple[CatalogEntry, ...]:
+        """Return the models that the caller's key may use, at its account's prices."""
+        key = self.key
+        found = self.services.live.entries(key.account_id)
+        return found if key.models is None else tuple(e for e in found if e.name in key.models)
 
     async def json(self) -> Any:
         try:

@@ -7,9 +7,10 @@ each of them writes the deltas in its own shape.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypedDict
+from dataclasses import dataclass, field
+from typing import Final, TypedDict
 
 import msgspec
 
@@ -45,6 +46,29 @@ class TextDelta:
     """New reasoning text, which upstreams report separately from the answer."""
 
 
+@dataclass(slots=True)
+class _Amount:
+    """How much of a choice there was: characters, calls, characters of reasoning."""
+
+    text: int = 0
+    calls: int = 0
+    reasoning: int = 0
+
+
+@dataclass(slots=True)
+class _Sent(_Amount):
+    """What was sent of a choice, of which the text must not change afterwards."""
+
+    pieces: list[str] = field(default_factory=list)
+
+    def after(self, place: int) -> str:
+        """Return the text that was sent after a place in it."""
+        if place == self.text:
+            return ""
+        self.pieces = ["".join(self.pieces)]
+        return self.pieces[0][place:]
+
+
 class TextStream:
     """Turns events into deltas, for one client of one request."""
 
@@ -53,10 +77,9 @@ class TextStream:
         self._attempt = 0
         self._next_seq = 1
         self._complete = True
-        self._received: dict[int, tuple[str, tuple[ToolCall, ...]]] = {}
-        self._sent: dict[int, tuple[str, int]] = {}
-        self._reasoning: dict[int, str] = {}
-        self._reasoning_sent: dict[int, int] = {}
+        self._received: defaultdict[int, _Amount] = defaultdict(_Amount)
+        """What this attempt has produced; never more than was sent."""
+        self._sent: dict[int, _Sent] = {}
 
     def receive(self, sent: SentEvent) -> TextDelta | None:
         """Return what an event adds to the text sent so far, or None."""
@@ -65,27 +88,26 @@ class TextStream:
         if sent.attempt > self._attempt:
             self._attempt, self._next_seq, self._complete = sent.attempt, 1, True
             self._received.clear()
-            self._reasoning.clear()
         if sent.seq != self._next_seq:
             self._complete = False
         self._next_seq = sent.seq + 1
         event = sent.event
         if not self._complete or not isinstance(event, Tokens):
             return None
-        text, calls = self._received.get(event.index, ("", ()))
-        text, calls = text + event.text, (*calls, *event.tool_calls)
-        self._received[event.index] = text, calls
-        reasoning = ""
-        if event.reasoning:
-            reasoning = self._reasoning.get(event.index, "") + event.reasoning
-            self._reasoning[event.index] = reasoning
-        return self._advance(event.index, text, calls, event.logprobs, reasoning)
+        received = self._received[event.index]
+        delta = self._advance(
+            event.index, received, event.text, event.tool_calls, event.logprobs, event.reasoning
+        )
+        received.text += len(event.text)
+        received.calls += len(event.tool_calls)
+        received.reasoning += len(event.reasoning)
+        return delta
 
     def rest(self, choices: Sequence[Choice]) -> Iterator[TextDelta]:
         """Yield the parts of the final output that were not sent yet."""
         for choice in choices:
             delta = self._advance(
-                choice.index, choice.text, choice.tool_calls, None, choice.reasoning
+                choice.index, _NOTHING, choice.text, choice.tool_calls, None, choice.reasoning
             )
             if delta is not None:
                 yield delta
@@ -93,32 +115,48 @@ class TextStream:
     def _advance(
         self,
         index: int,
+        before: _Amount,
         text: str,
         calls: tuple[ToolCall, ...],
         logprobs: tuple[TokenLogprob, ...] | None,
         reasoning: str,
     ) -> TextDelta | None:
-        is_first = index not in self._sent
-        sent, called = self._sent.get(index, ("", 0))
-        if not text.startswith(sent) and not sent.startswith(text):
+        """Return what is new in a part of a choice that begins after ``before``."""
+        sent = self._sent.get(index)
+        is_first = sent is None
+        if sent is None:
+            sent = self._sent[index] = _Sent()
+        repeated = sent.after(before.text)
+        if not text.startswith(repeated) and not repeated.startswith(text):
             raise RequestFailed(
                 "stream_diverged",
                 "The worker failed and its successor produced a different text; fetch the "
                 "complete answer by the request's id.",
                 request_id=self._request_id,
             )
-        new_text, new_calls = text[len(sent) :], calls[called:]
+        new_text = text[len(repeated) :]
+        new_calls, first_call = calls[sent.calls - before.calls :], sent.calls
         # An upstream that is called again produces different reasoning: skip as many characters as
         # were sent.
-        reasoning = reasoning[self._reasoning_sent.get(index, 0) :]
-        if not is_first and not new_text and not new_calls and not reasoning:
+        new_reasoning = reasoning[sent.reasoning - before.reasoning :]
+        if not is_first and not new_text and not new_calls and not new_reasoning:
             return None
-        self._sent[index] = sent + new_text, called + len(new_calls)
-        if reasoning:
-            self._reasoning_sent[index] = self._reasoning_sent.get(index, 0) + len(reasoning)
+        sent.pieces.append(new_text)
+        sent.text += len(new_text)
+        sent.calls += len(new_calls)
+        sent.reasoning += len(new_reasoning)
         return TextDelta(
-            index, new_text, logprobs if new_text else None, new_calls, called, is_first, reasoning
+            index,
+            new_text,
+            logprobs if new_text else None,
+            new_calls,
+            first_call,
+            is_first,
+            new_reasoning,
         )
+
+
+_NOTHING: Final = _Amount()
 
 
 def cut_reason(closed: ClosedRequest) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Literal, TypedDict
 
 from litestar import Controller, Response, get
@@ -15,7 +16,8 @@ from gateway.api.http.request import ApiRequest
 from gateway.checks.moments import timestamp
 from gateway.ledger.lots import Lot, open_lots
 from gateway.ledger.transfers import owed
-from gateway.operations.keys import KeyView, key_view
+from gateway.operations import keys
+from gateway.operations.keys import KeyView
 from gateway.pricing import format_usd
 from gateway.webhooks.sender import signing_secret
 
@@ -57,7 +59,7 @@ class AccountController(Controller):
     ) -> Response[BalanceView]:
 
         def read(connection: Connection) -> tuple[Account, list[Lot], int]:
-            owner = requested_account(request, connection, account)
+            owner = requested_account(request, connection, account, "accounts")
             return owner, open_lots(connection, owner.id), owed(connection, owner.id)
 
         found, lots, debt = await request.services.database.read(read)
@@ -94,4 +96,5 @@ class AccountController(Controller):
 
     @get("/keys/self", operation_id="GetOwnKey", summary="Get the key of this call")
     async def own_key(self, request: ApiRequest) -> Response[KeyView]:
-        return json_response(key_view(request.key))
+        show = functools.partial(keys.show, key_id=request.key.id)
+        return json_response(await request.services.database.read(show))

@@ -32,7 +32,7 @@ from gateway.catalog.views import (
     ProvidersView,
     WhosePriceView,
 )
-from gateway.errors import InvalidRequest, NotFound
+from gateway.errors import InvalidRequest
 from gateway.performance import StatsView, Window, output_kind
 
 STATS: Final = "/stats"
@@ -57,7 +57,7 @@ class CatalogController(Controller):
                 model_view(entry, announcements, request.services.live.on_sale_since(entry.name)),
                 _price_origin(request, entry),
             )
-            for entry in request.services.live.entries(request.key.account_id)
+            for entry in request.entries()
         ]
         # The last two are required by OpenRouter's client.
         return json_response(
@@ -134,7 +134,7 @@ class CatalogController(Controller):
         announcements = request.services.requests.health.announcements
         is_operator = "admin" in request.key.scopes
         chosen = choose(
-            request.services.live.entries(request.key.account_id),
+            request.entries(),
             announcements,
             task=task,
             max_price=_amount(max_price),
@@ -192,14 +192,9 @@ def _price_origin(request: ApiRequest, entry: CatalogEntry) -> WhosePriceView:
 
 
 def _find(request: ApiRequest, name: str) -> CatalogEntry:
-    name = name.lstrip("/")
-    entry = request.services.live.entry(request.services.live.resolve(name), request.key.account_id)
-    if entry is None:
-        raise NotFound(
-            "model_not_found",
-            f"The model {name!r} does not exist; GET /v1/models lists the available ones.",
-            param="model",
-        )
+    quotes = request.services.requests.quotes
+    entry = quotes.entry(name.lstrip("/"), request.key.account_id)
+    request.key.check_model(entry.name)
     return entry
 
 

@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final, TypeVar
 
 from litestar import Controller, Response, get
+from litestar.background_tasks import BackgroundTask
 from litestar.concurrency import sync_to_thread
 from litestar.di import NamedDependency, Provide
 from litestar.params import FromQuery, QueryParameter
@@ -80,7 +81,7 @@ async def read_export(
     now = datetime.now(UTC)
 
     def read(connection: Connection) -> ExportRequest:
-        owner = requested_account(request, connection, account)
+        owner = requested_account(request, connection, account, "usage")
         span = read_span(first, last, tz or owner.report_tz, now=now)
         # Whole seconds, so that the file name states the exact span.
         latest = (now - SETTLED_AFTER).replace(microsecond=0)
@@ -117,8 +118,10 @@ class ExportsController(Controller):
         selection: NamedDependency[ExportRequest],
     ) -> Stream:
         slot = _slots.take(request.key.account_id)
+        file = _File(request.services.database, selection, slot)
         return Stream(
-            _File(request.services.database, selection, slot),
+            file,
+            background=BackgroundTask(file.close),
             media_type=MEDIA_TYPES[selection.format],
             headers={"Content-Disposition": f'attachment; filename="{selection.name}"'},
         )
@@ -197,8 +200,7 @@ _pages = threading.Semaphore(CONCURRENT_PAGES)
 class _File:
     """Iterates over the parts of an export, and frees its slot at the end.
 
-    The slot is also freed when the object is garbage-collected, because a client can disconnect
-    before the first part is read.
+    ``close`` frees it when the client disconnects, and the garbage collector if nothing was sent.
     """
 
     def __init__(self, database: Database, selection: ExportRequest, slot: ExportCursor) -> None:
@@ -220,6 +222,9 @@ class _File:
             profile=selection.profile,
             footer=self.footer,
         )
+
+    async def close(self) -> None:
+        self._leave()
 
     def __iter__(self) -> Iterator[bytes]:
         return self

@@ -75,7 +75,7 @@ class LedgerController(Controller):
             )
 
         def read(connection: Connection) -> list[LedgerEntry]:
-            owner = requested_account(request, connection, account)
+            owner = requested_account(request, connection, account, "ledger")
             return entries(connection, owner.id, limit=limit + 1, below=below, kind=kind)
 
         found = await request.services.database.report(read, account_id=request.key.account_id)
@@ -98,7 +98,7 @@ class LedgerController(Controller):
     ) -> Response[LedgerEntryWithReceiptsView]:
 
         def read(connection: Connection) -> tuple[LedgerEntry, list[ChargedEntry]]:
-            owner = requested_account(request, connection, account)
+            owner = requested_account(request, connection, account, "ledger")
             return find_entry(connection, owner.id, entry_id)
 
         try:

@@ -29,7 +29,9 @@ class LimitsController(Controller):
         self, request: ApiRequest, account: FromQuery[str | None] = None
     ) -> Response[ListView[BudgetView]]:
         def read(connection: Connection) -> list[BudgetView]:
-            return budgets.of_account(connection, requested_account(request, connection, account))
+            return budgets.of_account(
+                connection, requested_account(request, connection, account, "budgets")
+            )
 
         return await list_response(request, read)
 
@@ -42,6 +44,8 @@ class LimitsController(Controller):
         self, request: ApiRequest, account: FromQuery[str | None] = None
     ) -> Response[ListView[RateLimitView]]:
         def read(connection: Connection) -> list[RateLimitView]:
-            return limits.of_account(connection, requested_account(request, connection, account))
+            return limits.of_account(
+                connection, requested_account(request, connection, account, "limits")
+            )
 
         return await list_response(request, read)

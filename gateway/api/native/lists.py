@@ -65,7 +65,7 @@ async def read_filter(
     tags = tag_filters(request)
 
     def read(connection: Connection) -> RequestFilter:
-        owner = requested_account(request, connection, account)
+        owner = requested_account(request, connection, account, "requests")
         key_id = None if key is None else key_number(connection, owner.id, key)
         found = RequestFilter(
             owner.id, model, status, task, key_id=key_id, outcome=outcome, tags=tags
@@ -117,7 +117,7 @@ class ListsController(Controller):
 
     @get(
         "/admin/requests",
-        opt={"scope": "admin"},
+        opt={"scope": "admin", "area": "requests"},
         operation_id="ListRequestsOfAll",
         summary="List the requests of all accounts, without inputs and outputs",
     )

@@ -7,11 +7,12 @@ from typing import Annotated, Literal, TypedDict
 
 from litestar import Controller, Response, get, post
 from litestar.params import FromPath, JSONBody
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from gateway.api.http.answers import ListView, json_response
 from gateway.api.http.request import ApiRequest
 from gateway.checks.moments import timestamp
+from gateway.checks.strict import StrictModel
 from gateway.errors import InvalidRequest, NotFound, Unavailable
 from gateway.payments.payments import (
     Payment,
@@ -32,11 +33,10 @@ EVENT_BYTES_MAX = 256 * 1024
 Url = Annotated[str, Field(pattern=r"^https?://\S+$", max_length=2000)]
 
 
-class PaymentBody(BaseModel):
+class PaymentBody(StrictModel):
     """Body of ``POST /v1/payments``."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={
             "examples": [
                 {

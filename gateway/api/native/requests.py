@@ -11,7 +11,7 @@ from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from gateway.api.http.access import requested_account
 from gateway.api.http.answers import (
@@ -49,6 +49,7 @@ from gateway.api.native.views import (
 )
 from gateway.api.openai.chat import TASK, ChatCompletion
 from gateway.catalog.tasks import Task, makes
+from gateway.checks.strict import StrictModel
 from gateway.dispatch.follow import FollowedEvent
 from gateway.errors import InvalidRequest, NotFound
 from gateway.files.download_urls import UrlSigner
@@ -62,11 +63,10 @@ from workers.contract.jobs import BlobRef
 MediaForm = Literal["url", "base64"]
 
 
-class RequestBody(BaseModel):
+class RequestBody(StrictModel):
     """Body of ``POST /v1/requests``."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={
             "examples": [
                 {
@@ -174,7 +174,7 @@ class RequestsController(Controller):
         account: FromQuery[str | None] = None,
     ) -> Response[ReceiptView]:
         owner = await request.services.database.read(
-            lambda connection: requested_account(request, connection, account)
+            lambda connection: requested_account(request, connection, account, "requests")
         )
         try:
             found = await request.services.requests.lookup.receipt(owner.id, request_id)
@@ -254,14 +254,10 @@ class RequestsController(Controller):
     async def quote(
         self, request: ApiRequest, data: JSONBody[dict[str, Any]]
     ) -> Response[QuoteView]:
-        account_id = request.key.account_id
-        return json_response(
-            quote_view(
-                request.services.requests.quotes.quote(
-                    _to_quote(request.services.requests, data), account_id
-                )
-            )
-        )
+        requests = request.services.requests
+        quoted = requests.quotes.quote(_to_quote(requests, data), request.key.account_id)
+        request.key.check_model(quoted.entry.name)
+        return json_response(quote_view(quoted))
 
 
 async def _server_sent(

@@ -86,7 +86,7 @@ class StatementsController(Controller):
         self, request: ApiRequest, account: FromQuery[str | None] = None
     ) -> Response[ListView[StatementSummaryView]]:
         def read(connection: Connection) -> ListView[StatementSummaryView]:
-            owner = requested_account(request, connection, account)
+            owner = requested_account(request, connection, account, "periods")
             issued = invoices_of(connection, owner.id)
             return {
                 "object": "list",
@@ -125,7 +125,9 @@ class StatementsController(Controller):
         name, form = found.groups()
 
         def read(connection: Connection) -> Statement:
-            return statement(connection, requested_account(request, connection, account).id, name)
+            return statement(
+                connection, requested_account(request, connection, account, "periods").id, name
+            )
 
         made = await _read(request, read)
         if form is None:

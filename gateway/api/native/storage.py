@@ -29,7 +29,7 @@ class StorageController(Controller):
         database = request.services.database
 
         def read(connection: Connection) -> StorageView:
-            owner = requested_account(request, connection, account)
+            owner = requested_account(request, connection, account, "limits")
             return storage.of_account(connection, owner, request.services.settings)
 
         return json_response(await database.read(read))

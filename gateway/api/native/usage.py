@@ -11,7 +11,7 @@ from litestar import Controller, Response, get
 from litestar.params import FromQuery, QueryParameter
 from sqlalchemy import Connection
 
-from gateway.accounts.keys import list_keys
+from gateway.accounts.keys import KeyFilter, list_keys
 from gateway.api.http.access import requested_account
 from gateway.api.http.answers import json_response
 from gateway.api.http.fields import MomentInQuery, moment_in_query
@@ -95,7 +95,7 @@ class UsageController(Controller):
         account: FromQuery[str | None] = None,
     ) -> Response[UsageReportView]:
         def choose(connection: Connection) -> tuple[Filters, str]:
-            owner = requested_account(request, connection, account)
+            owner = requested_account(request, connection, account, "usage")
             keys = None if key is None else (key_number(connection, owner.id, key),)
             filters = Filters((owner.id,), keys, _one(model), _one(task), tag_filters(request))
             return filters, tz or owner.report_tz
@@ -105,7 +105,7 @@ class UsageController(Controller):
 
     @get(
         "/admin/usage",
-        opt={"scope": "admin"},
+        opt={"scope": "admin", "area": "usage"},
         operation_id="GetUsageOfAll",
         summary="Usage of all accounts, also by account",
     )
@@ -138,7 +138,7 @@ def tag_filters(request: ApiRequest) -> Mapping[str, str]:
 
 def key_number(connection: Connection, account_id: int, prefix_or_id: str) -> int:
     """Find an account's key by prefix or id. Raise ``InvalidRequest``."""
-    for key in list_keys(connection, account_id):
+    for key in list_keys(connection, KeyFilter(account_id)):
         if prefix_or_id in (key.prefix, str(key.id)):
             return key.id
     raise InvalidRequest(

@@ -38,13 +38,13 @@ class WebhooksController(Controller):
     ) -> Response[PageView[DeliveryView]]:
         database = request.services.database
         owner = await database.read(
-            lambda connection: requested_account(request, connection, account)
+            lambda connection: requested_account(request, connection, account, "webhooks")
         )
         return await _page(request, owner.id, limit=limit, cursor=cursor, status=status)
 
     @get(
         "/admin/webhooks/deliveries",
-        opt={"scope": "admin"},
+        opt={"scope": "admin", "area": "webhooks"},
         operation_id="ListWebhookDeliveriesOfAll",
         summary="List the webhook deliveries of all accounts",
     )
@@ -72,7 +72,7 @@ class WebhooksController(Controller):
     ) -> Response[ListView[DeliveryView]]:
         database = request.services.database
         owner = await database.read(
-            lambda connection: requested_account(request, connection, account)
+            lambda connection: requested_account(request, connection, account, "webhooks")
         )
         # Raises if the account has no such request. A request without a webhook has no delivery.
         await request.services.requests.lookup.find(owner.id, request_id)
@@ -99,7 +99,7 @@ class WebhooksController(Controller):
     @post(
         "/admin/requests/{request_id:str}/redeliver",
         status_code=202,
-        opt={"scope": "admin"},
+        opt={"scope": "admin", "area": "webhooks"},
         operation_id="RedeliverWebhookOfAny",
         summary="Send the webhook of any account's request again",
     )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, TypedDict
 
 from litestar import Controller, Response, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from gateway.api.http.answers import json_response
 from gateway.api.http.bodies import check_limit, is_retry
@@ -21,6 +21,7 @@ from gateway.api.openai.responses_views import ResponseUsageView, responses_usag
 from gateway.batches import store
 from gateway.batches.endpoint import BatchEndpoint
 from gateway.batches.store import Batch, NewBatch
+from gateway.checks.strict import StrictModel
 from gateway.errors import InvalidRequest
 
 ENDPOINTS: Final[Mapping[str, BatchEndpoint]] = {
@@ -39,18 +40,15 @@ ENDPOINTS: Final[Mapping[str, BatchEndpoint]] = {
 PAGE_MAX: Final = 100
 
 
-class ExpiresAfter(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class ExpiresAfter(StrictModel):
     anchor: Literal["created_at"]
     seconds: KeptSeconds
 
 
-class BatchBody(BaseModel):
+class BatchBody(StrictModel):
     """Body of ``POST /v1/batches``."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={
             "examples": [
                 {

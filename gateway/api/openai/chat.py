@@ -6,7 +6,8 @@ digits, so that reading it as a decimal gives the charge.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
 
 from litestar import Controller, Response, post
@@ -45,7 +46,6 @@ class ChatCompletion(TextGeneration, OpenRouterOptions):
     """Body of ``POST /v1/chat/completions``."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={
             "examples": [
                 {
@@ -160,7 +160,7 @@ class ChatController(Controller):
     @post(
         "/completions",
         status_code=200,
-        opt={"media": [EVENTS]},
+        opt={"media": [EVENTS], "direct": True},
         operation_id="CreateChatCompletion",
         summary="Answer a conversation, in one response or as a stream",
     )
@@ -251,13 +251,13 @@ def _call(call: ToolCall) -> ToolCallView:
     return {"id": call.id, "type": "function", "function": function}
 
 
-class ChunkWriter:
-    """Writes text deltas as chunks of a chat completion."""
+class TextWriter(ABC):
+    """Writes text deltas as data events that share one envelope; subclasses write their choices."""
 
-    def __init__(self, ticket: Ticket, *, include_usage: bool) -> None:
+    def __init__(self, ticket: Ticket, object: str, *, include_usage: bool) -> None:
         self._envelope = {
             "id": ticket.request_id,
-            "object": "chat.completion.chunk",
+            "object": object,
             "created": int(ticket.accepted_at.timestamp()),
             "model": ticket.model,
         }
@@ -274,23 +274,32 @@ class ChunkWriter:
         cut = cut_reason(closed)
         if cut is None:
             raise_unless_succeeded(closed)
-        usage = openai_usage(closed.usage, closed.cost_nanos)
         choices = choices_of(closed)
         parts = [self._write_delta(delta) for delta in self._stream.rest(choices)]
-        for place, choice in enumerate(choices, start=1):
-            last = place == len(choices) and not self._include_usage
-            parts.append(
-                self._chunk(
-                    [_delta(choice.index, {}, finish_reason=cut or choice.finish_reason)],
-                    usage=usage if last else None,
-                )
-            )
-        if self._include_usage:
-            parts.append(self._chunk([], usage=usage))
+        reasons = {choice.index: cut or choice.finish_reason for choice in choices}
+        parts += self._end(reasons, openai_usage(closed.usage, closed.cost_nanos))
         return b"".join(parts) + DONE
 
     def fail(self, error: RequestFailed) -> bytes:
         return event_data(render_openai(error)) + DONE
+
+    def _event(self, **content: Any) -> bytes:
+        return event_data({**self._envelope, **content})
+
+    @abstractmethod
+    def _write_delta(self, delta: TextDelta) -> bytes:
+        """Return the chunks for a delta."""
+
+    @abstractmethod
+    def _end(self, reasons: Mapping[int, str], usage: UsageView) -> Iterator[bytes]:
+        """Yield the chunks that end each choice, by its index, and those with the usage."""
+
+
+class ChunkWriter(TextWriter):
+    """Writes chunks of a chat completion."""
+
+    def __init__(self, ticket: Ticket, *, include_usage: bool) -> None:
+        super().__init__(ticket, "chat.completion.chunk", include_usage=include_usage)
 
     def _write_delta(self, delta: TextDelta) -> bytes:
         chunks = b""
@@ -309,15 +318,18 @@ class ChunkWriter:
             chunks += self._chunk([_delta(delta.index, calls)])
         return chunks
 
-    def _chunk(
-        self, choices: list[dict[str, Any]], usage: Mapping[str, Any] | None = None
-    ) -> bytes:
-        chunk: dict[str, Any] = {**self._envelope, "choices": choices}
-        if usage is not None:
-            chunk["usage"] = usage
-        elif self._include_usage:
-            chunk["usage"] = None
-        return event_data(chunk)
+    def _end(self, reasons: Mapping[int, str], usage: UsageView) -> Iterator[bytes]:
+        for place, (index, reason) in enumerate(reasons.items(), start=1):
+            last = place == len(reasons) and not self._include_usage
+            ended = _delta(index, {}, finish_reason=reason)
+            yield self._chunk([ended], usage=usage if last else None)
+        if self._include_usage:
+            yield self._chunk([], usage=usage)
+
+    def _chunk(self, choices: list[dict[str, Any]], usage: UsageView | None = None) -> bytes:
+        if usage is None and not self._include_usage:
+            return self._event(choices=choices)
+        return self._event(choices=choices, usage=usage)
 
 
 def _delta(

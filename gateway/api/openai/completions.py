@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Annotated, Any, Final, Literal, TypedDict
 
@@ -12,20 +12,20 @@ from litestar.response import Stream
 from pydantic import ConfigDict, Field
 
 from gateway.api.http.answering import StreamOptions, answer, to_submission, wants_usage
-from gateway.api.http.answers import DONE, UsageView, encode_json, event_data, openai_usage
+from gateway.api.http.answers import UsageView, encode_json, openai_usage
 from gateway.api.http.bodies import read_body, refuse_in_batch
 from gateway.api.http.content_types import EVENTS
 from gateway.api.http.fields import ModelName, refused
 from gateway.api.http.request import ApiRequest
-from gateway.api.http.text_stream import TextDelta, TextStream, choices_of, cut_reason
-from gateway.api.openai.chat import TASK
+from gateway.api.http.text_stream import TextDelta, choices_of
+from gateway.api.openai.chat import TASK, TextWriter
 from gateway.batches.endpoint import BatchEndpoint, Entries
-from gateway.errors import InvalidRequest, RequestFailed, render_openai
+from gateway.errors import InvalidRequest
 from gateway.ledger.closed import ClosedRequest
-from gateway.requests.ticket import Ticket, raise_unless_succeeded
+from gateway.requests.ticket import Ticket
 from gateway.tasks.submission import Submission
 from gateway.tasks.text import TextCompletion
-from workers.contract.jobs import SentEvent, TokenLogprob
+from workers.contract.jobs import TokenLogprob
 
 LENGTH: Final = 16
 """Default output tokens, as clients of this API expect."""
@@ -35,7 +35,6 @@ class Completion(TextCompletion):
     """Body of ``POST /v1/completions``."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={
             "examples": [{"model": "pocket-chat", "prompt": "A hold is", "max_tokens": 24}]
         },
@@ -94,7 +93,7 @@ class CompletionsController(Controller):
 
     @post(
         status_code=200,
-        opt={"media": [EVENTS]},
+        opt={"media": [EVENTS], "direct": True},
         operation_id="CreateCompletion",
         summary="Continue a text without a chat template, in one response or as a stream",
     )
@@ -146,40 +145,12 @@ BATCHES: Final = BatchEndpoint(
 )
 
 
-class CompletionWriter:
-    """Writes text deltas as chunks of a completion."""
+class CompletionWriter(TextWriter):
+    """Writes chunks of a completion."""
 
     def __init__(self, ticket: Ticket, *, include_usage: bool) -> None:
-        self._envelope = {
-            "id": ticket.request_id,
-            "object": "text_completion",
-            "created": int(ticket.accepted_at.timestamp()),
-            "model": ticket.model,
-        }
-        self._include_usage = include_usage
-        self._stream = TextStream(ticket.request_id)
+        super().__init__(ticket, "text_completion", include_usage=include_usage)
         self._lengths: dict[int, int] = {}
-
-    def write(self, sent: SentEvent) -> bytes:
-        delta = self._stream.receive(sent)
-        return b"" if delta is None else self._write_delta(delta)
-
-    def finish(self, closed: ClosedRequest) -> bytes:
-        cut = cut_reason(closed)
-        if cut is None:
-            raise_unless_succeeded(closed)
-        choices = choices_of(closed)
-        parts = [self._write_delta(delta) for delta in self._stream.rest(choices)]
-        for choice in choices:
-            ended = _choice(choice.index, "", cut or choice.finish_reason, None)
-            parts.append(self._chunk(choices=[ended]))
-        if self._include_usage:
-            usage = openai_usage(closed.usage, closed.cost_nanos)
-            parts.append(self._chunk(choices=[], usage=usage))
-        return b"".join(parts) + DONE
-
-    def fail(self, error: RequestFailed) -> bytes:
-        return event_data(render_openai(error)) + DONE
 
     def _write_delta(self, delta: TextDelta) -> bytes:
         if not delta.text:
@@ -187,10 +158,13 @@ class CompletionWriter:
         begin = self._lengths.get(delta.index, 0)
         self._lengths[delta.index] = begin + len(delta.text)
         choice = _choice(delta.index, delta.text, None, delta.logprobs, begin=begin)
-        return self._chunk(choices=[choice])
+        return self._event(choices=[choice])
 
-    def _chunk(self, **content: Any) -> bytes:
-        return event_data({**self._envelope, **content})
+    def _end(self, reasons: Mapping[int, str], usage: UsageView) -> Iterator[bytes]:
+        for index, reason in reasons.items():
+            yield self._event(choices=[_choice(index, "", reason, None)])
+        if self._include_usage:
+            yield self._event(choices=[], usage=usage)
 
 
 def _choice(

@@ -30,7 +30,6 @@ class Embedding(TextEmbedding):
     """Body of ``POST /v1/embeddings``."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={
             "examples": [{"model": "pocket-embed", "input": ["What is a hold?", "a red circle"]}]
         },
@@ -59,7 +58,7 @@ class EmbeddingsView(TypedDict):
 class EmbeddingsController(Controller):
     path = "/v1/embeddings"
     tags = ["OpenAI"]
-    opt = {"scope": "inference", "holds": True}
+    opt = {"scope": "inference", "holds": True, "direct": True}
 
     @post(status_code=200, operation_id="CreateEmbedding", summary="Compute embeddings of texts")
     async def create(

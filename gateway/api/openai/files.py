@@ -11,7 +11,7 @@ from litestar.datastructures import UploadFile
 from litestar.enums import RequestEncodingType
 from litestar.params import Body, FromPath, FromQuery
 from litestar.response import Stream
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from gateway.api.http.answers import DeletedView, json_response
 from gateway.api.http.bodies import check_limit
@@ -20,6 +20,7 @@ from gateway.api.http.guards import may_store
 from gateway.api.http.request import ApiRequest
 from gateway.api.http.serving import prepend
 from gateway.api.http.uploading import read_file, size_of, store_upload
+from gateway.checks.strict import StrictModel
 from gateway.errors import InternalError, InvalidRequest, TollgateError, TooLarge, Unavailable
 from gateway.files.store import File, SortOrder
 from gateway.settings import Settings
@@ -65,10 +66,10 @@ class FileView(TypedDict):
     status_details: str | None
 
 
-class Upload(BaseModel):
+class Upload(StrictModel):
     """Form of ``POST /v1/files``."""
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     file: UploadFile
     purpose: str

@@ -19,7 +19,6 @@ class ImageBody(ImageTask):
     """Body of ``POST /v1/images/generations``, ``/edits`` and ``/variations``."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={"examples": [{"model": "pocket-image", "prompt": "a red circle"}]},
     )
 

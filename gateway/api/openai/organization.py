@@ -141,7 +141,7 @@ class BucketsView(TypedDict, Generic[ResultView]):
 class OrganizationController(Controller):
     path = "/v1/organization"
     tags = ["OpenAI"]
-    opt = {"scope": "admin"}
+    opt = {"scope": "admin", "area": "usage"}
 
     @get("/costs", operation_id="GetCosts", summary="Charges by day, net of refunds")
     async def costs(

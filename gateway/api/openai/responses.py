@@ -58,7 +58,7 @@ class ResponsesController(Controller):
 
     @post(
         status_code=200,
-        opt={"scope": "inference", "holds": True, "media": [EVENTS]},
+        opt={"scope": "inference", "holds": True, "direct": True, "media": [EVENTS]},
         operation_id="CreateResponse",
         summary="Answer in one response, as a stream, or in the background",
     )

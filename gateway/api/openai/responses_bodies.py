@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.http.fields import ModelName, refused
 from gateway.api.openrouter.bodies import asks_for_reasoning
+from gateway.checks.strict import StrictModel
 from gateway.errors import InvalidRequest
 from gateway.tasks.text import (
     MESSAGES_MAX,
@@ -19,7 +20,6 @@ from gateway.tasks.text import (
     Message,
     NamedTool,
     ResponseFormat,
-    Strict,
     TextGeneration,
 )
 
@@ -39,7 +39,7 @@ _NOT_KEPT: Final = refused(
 )
 
 
-class ResponsePart(BaseModel):
+class ResponsePart(StrictModel):
     """A text part. Parts of earlier answers can be sent back unchanged, with annotations."""
 
     model_config = ConfigDict(extra="ignore")
@@ -72,9 +72,7 @@ class ResponseMediaPart(BaseModel):
 Content: TypeAlias = str | list[ResponsePart | ResponseRefusalPart | ResponseMediaPart]
 
 
-class MessageItem(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class MessageItem(StrictModel):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
@@ -83,9 +81,7 @@ class MessageItem(BaseModel):
     phase: str | None = None
 
 
-class CallItem(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class CallItem(StrictModel):
     type: Literal["function_call"]
     call_id: Annotated[str, Field(min_length=1, max_length=200)]
     name: FunctionName
@@ -94,9 +90,7 @@ class CallItem(BaseModel):
     status: str | None = None
 
 
-class ResultItem(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class ResultItem(StrictModel):
     type: Literal["function_call_output"]
     call_id: Annotated[str, Field(min_length=1, max_length=200)]
     output: Content
@@ -120,7 +114,7 @@ class ReferenceItem(BaseModel):
     type: Literal["item_reference"]
 
 
-class FlatFunction(Strict):
+class FlatFunction(StrictModel):
     """A function in the flat form of the responses API."""
 
     type: Literal["function"]
@@ -130,13 +124,13 @@ class FlatFunction(Strict):
     strict: bool | None = None
 
 
-class FlatChoice(Strict):
+class FlatChoice(StrictModel):
     type: Literal["function"]
     name: FunctionName
 
 
-class Format(BaseModel):
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+class Format(StrictModel):
+    model_config = ConfigDict(populate_by_name=True)
 
     type: Literal["text", "json_object", "json_schema"]
     name: FunctionName | None = None
@@ -145,21 +139,20 @@ class Format(BaseModel):
     strict: bool | None = None
 
 
-class TextOptions(Strict):
+class TextOptions(StrictModel):
     format: Format | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     """Accepted without effect: the models served here ignore it."""
 
 
-class ResponseStreamOptions(Strict):
+class ResponseStreamOptions(StrictModel):
     include_obfuscation: bool = False
 
 
-class ResponseBody(Strict):
+class ResponseBody(StrictModel):
     """Body of ``POST /v1/responses``."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={
             "examples": [{"model": "pocket-chat", "input": "What is a hold?", "stream": True}]
         },

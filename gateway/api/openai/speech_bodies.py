@@ -23,7 +23,6 @@ class SpeechBody(SpeechSettings):
     """Body of ``POST /v1/audio/speech``."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={
             "examples": [
                 {"model": "pocket-speech", "input": "Good morning.", "voice": DEFAULT_VOICE}

@@ -7,10 +7,10 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from gateway.api.http.fields import ModelName
+from gateway.checks.strict import StrictModel
 from gateway.errors import InvalidRequest
 from gateway.files.retention import StoredInput
 from gateway.files.sources import SourceField, StoredSource
-from gateway.tasks.text import Strict
 from gateway.tasks.visual import VideoTask
 
 
@@ -18,7 +18,6 @@ class VideoBody(VideoTask):
     """Body of ``POST /v1/videos``."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={
             "examples": [{"model": "pocket-video", "prompt": "a ball that falls", "seconds": "2"}]
         },
@@ -45,13 +44,13 @@ class VideoBody(VideoTask):
         return VideoTask.model_construct(**given)
 
 
-class RemixBody(Strict):
+class RemixBody(StrictModel):
     """Body of ``POST /v1/videos/{id}/remix``."""
 
     prompt: Annotated[str, Field(min_length=1, max_length=32_000)]
 
 
-class VideoReference(Strict):
+class VideoReference(StrictModel):
     id: str
 
 

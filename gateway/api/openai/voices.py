@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, TypedDict
 
 from litestar import Controller, Response, delete, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 from gateway.api.http.answers import DeletedView, json_response
 from gateway.api.http.bodies import check_limit
@@ -20,6 +20,7 @@ from gateway.api.http.forms import documented_body, receive
 from gateway.api.http.guards import may_store
 from gateway.api.http.request import ApiRequest
 from gateway.api.openai.files import ItemView, OpenAIListView, list_view
+from gateway.checks.strict import StrictModel
 from gateway.errors import InvalidRequest
 from gateway.files.sources import Source, SourceField
 from gateway.voices.store import NAME_MAX, Kind, NewRecording, Recording
@@ -33,28 +34,22 @@ LanguageTag = Annotated[
 ]
 
 
-class ConsentBody(BaseModel):
+class ConsentBody(StrictModel):
     """Body of ``POST /v1/audio/voice_consents``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: Name
     language: LanguageTag
     recording: SourceField
 
 
-class ConsentChange(BaseModel):
+class ConsentChange(StrictModel):
     """Body of ``POST /v1/audio/voice_consents/{id}``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: Name
 
 
-class VoiceBody(BaseModel):
+class VoiceBody(StrictModel):
     """Body of ``POST /v1/audio/voices``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["audio_sample"] = "audio_sample"
     name: Name

@@ -21,7 +21,9 @@ from litestar.routes import BaseRoute, HTTPRoute
 
 from gateway.api.http.content_types import EVENTS, JSON
 from gateway.api.http.dialects import dialect_of
+from gateway.api.http.operations import REASON_HEADER
 from gateway.api.http.schemas import REF, Schemas
+from gateway.checks.entered import REASON_MAX
 
 _ORDER: Final = (402, 404, 409, 410, 413, 424, 429)
 """Errors of routes that can end in a hold."""
@@ -42,6 +44,13 @@ _ERRORS: Final[Mapping[int, str]] = {
 }
 _NAMES: Final = frozenset({"account", "after", "id"})
 """Parameters that refer to something which might not exist."""
+_REASON: Final = {
+    "name": REASON_HEADER,
+    "in": "header",
+    "required": False,
+    "description": "Reason, recorded in the audit log if the body has none.",
+    "schema": {"type": "string", "maxLength": REASON_MAX},
+}
 _RETRY_AFTER: Final = {
     "Retry-After": {"description": "Seconds to wait.", "schema": {"type": "string"}}
 }
@@ -88,6 +97,8 @@ def complete(document: dict[str, Any], routes: Iterable[BaseRoute]) -> None:
             operation.setdefault("security", handler.opt.get("security", []))
         elif dialect_of(path).key_header is not None:
             operation["security"] = [{"key": []}, {"header": []}]
+        if handler.opt.get("scope") == "admin" and not handler.http_methods & {"GET", "HEAD"}:
+            operation.setdefault("parameters", []).append(_REASON)
     known = _reachable(document)
     if twice := known.keys() & schemas.components.keys():
         raise ValueError(f"two types of the document are called {min(twice)}")

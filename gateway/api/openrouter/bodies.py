@@ -15,16 +15,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from gateway.api.http.fields import ModelName, Refused
 from gateway.catalog.listing import PROVIDER, openrouter_pricing
 from gateway.catalog.schema import CatalogEntry
+from gateway.checks.strict import StrictModel
 from gateway.errors import InvalidRequest
 
 PER_MILLION: Final = ("prompt", "completion")
 """Caps in USD per million tokens; the others are per unit."""
 
 
-class MaxPrice(BaseModel):
+class MaxPrice(StrictModel):
     """A client's maximum prices in USD: per million tokens, per request, per image."""
-
-    model_config = ConfigDict(extra="forbid")
 
     prompt: Annotated[Decimal, Field(ge=0)] | None = None
     completion: Annotated[Decimal, Field(ge=0)] | None = None
@@ -62,7 +61,7 @@ class OpenRouterOptions(BaseModel):
 
     def refuse_unsupported(self) -> None:
         """Raise ``InvalidRequest`` for options that are not supported and would have an effect."""
-        if asks_for_reasoning(self.reasoning):
+        if self.reasoning is not None and asks_for_reasoning(self.reasoning):
             raise _unsupported("reasoning", "is not supported by the models served here")
         provider = self.provider
         if provider is None:

@@ -9,10 +9,10 @@ from gateway.billing.exports.footer import Footer, Format, Profile
 from gateway.billing.exports.native import (
     CSV_SCHEMA,
     PARQUET_SCHEMA,
-    ExportReader,
     native_tables,
     write,
 )
+from gateway.billing.exports.pages import ExportReader
 from gateway.billing.usage.report import Filters, Span
 
 

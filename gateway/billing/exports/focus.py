@@ -6,30 +6,33 @@ request sum exactly to its charge, so BilledCost sums to what the ledger booked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-from sqlalchemy import BigInteger, Connection, Select, cast, literal, null, select
+import pyarrow.compute as pc
+from sqlalchemy import Connection, Select, String, cast, select
 
-from gateway.billing.exports.native import (
+from gateway.billing.exports.native import usd, usd_text, utc_text
+from gateway.billing.exports.pages import (
     ExportReader,
     charge_pages,
     filter_conditions,
     refund_pages,
     span_conditions,
-    usd,
-    usd_text,
 )
 from gateway.billing.lines import charged_lines
 from gateway.billing.usage.report import Filters, Span
 from gateway.checks.moments import timestamp
 from gateway.ledger.closed import UNITS
-from gateway.ledger.prices import PriceCache
-from gateway.pricing import format_usd
+from gateway.ledger.prices import PriceCache, read_price
+from gateway.pricing import Line, format_usd
+from gateway.sql.database import microseconds
 from gateway.tables.core import accounts, keys, receipts, refunds
 
 _AMOUNTS: Final = ("BilledCost", "EffectiveCost", "ContractedCost", "ListCost")
@@ -79,6 +82,8 @@ PARQUET: Final = pa.schema(
     ]
 )
 AMOUNT: Final = "x_AmountNanos"
+_ITEMIZED: Final = ("request_id", "price_id", "charge_nanos", "attributes", *UNITS)
+"""Columns of a page of which the lines of a charge are made."""
 
 
 def focus_tables(
@@ -87,28 +92,32 @@ def focus_tables(
     """Yield the lines of charges booked in a span, then its refunds."""
     prices: PriceCache = {}
 
-    def itemize(connection: Connection, rows: Sequence[Any]) -> list[dict[str, Any]]:
-        return [line for row in rows for line in _lines(connection, row._mapping, prices)]
+    def itemize(connection: Connection, page: pa.Table) -> pa.Table:
+        return _charge_table(connection, page, prices, schema)
 
-    for pages in (
-        charge_pages(read, _charged(span, filters), span, filters, itemize),
-        refund_pages(read, _returned(span, filters), itemize),
-    ):
-        for lines in pages:
-            if lines:
-                yield _table(lines, schema)
+    def list_refunds(_: Connection, page: pa.Table) -> pa.Table:
+        return _refund_table(page, schema)
+
+    yield from charge_pages(read, _charged(span, filters), span, filters, itemize)
+    yield from refund_pages(read, _returned(span, filters), list_refunds)
 
 
 def _charged(span: Span, filters: Filters) -> Select[Any]:
-    none = cast(null(), BigInteger)
-    return _rows(
-        literal("charge").label("kind"), receipts.c.settled_at, none.label("returned")
-    ).where(*span_conditions(span, filters), receipts.c.outcome == "charged")
+    return (
+        _rows(receipts.c.settled_at)
+        .add_columns(
+            receipts.c.charge_nanos,
+            *(receipts.c[unit] for unit in UNITS),
+            cast(receipts.c.attributes, String).label("attributes"),
+        )
+        .where(*span_conditions(span, filters), receipts.c.outcome == "charged")
+    )
 
 
 def _returned(span: Span, filters: Filters) -> Select[Any]:
     return (
-        _rows(refunds.c.kind, refunds.c.booked_at, refunds.c.amount_nanos.label("returned"))
+        _rows(refunds.c.booked_at)
+        .add_columns(refunds.c.kind, refunds.c.amount_nanos)
         .join(refunds, refunds.c.request_id == receipts.c.request_id)
         .where(
             refunds.c.booked_at >= span.starts_at,
@@ -118,12 +127,11 @@ def _returned(span: Span, filters: Filters) -> Select[Any]:
     )
 
 
-def _rows(kind: Any, moment: Any, returned: Any) -> Select[Any]:
+def _rows(moment: Any) -> Select[Any]:
     return (
         select(
-            kind,
-            moment.label("moment"),
-            returned,
+            microseconds(moment).label("booked_us"),
+            microseconds(receipts.c.accepted_at).label("accepted_us"),
             receipts.c.request_id,
             receipts.c.account_id,
             accounts.c.name.label("account"),
@@ -132,11 +140,7 @@ def _rows(kind: Any, moment: Any, returned: Any) -> Select[Any]:
             receipts.c.model,
             receipts.c.task,
             receipts.c.price_id,
-            receipts.c.charge_nanos,
-            receipts.c.accepted_at,
-            receipts.c.attributes,
-            receipts.c["metadata"],
-            *(receipts.c[unit] for unit in UNITS),
+            cast(receipts.c["metadata"], String).label("metadata"),
         )
         .select_from(receipts)
         .join(accounts, accounts.c.id == receipts.c.account_id)
@@ -144,62 +148,151 @@ def _rows(kind: Any, moment: Any, returned: Any) -> Select[Any]:
     )
 
 
-def _lines(connection: Connection, row: Any, prices: PriceCache) -> Iterator[dict[str, Any]]:
-    common = _common(row)
-    if row["kind"] != "charge":
-        yield {
-            **common,
-            "nanos": -row["returned"],
-            "ChargeCategory": "Credit" if row["kind"] == "refund" else "Adjustment",
-            "ChargeClass": "Correction",
-            "ChargeDescription": f"{row['kind']} of {row['request_id']}",
-        }
-        return
-    for line in charged_lines(connection, row, prices):
-        yield {
-            **common,
-            "nanos": line.amount_nanos,
-            "ChargeCategory": "Usage",
-            "ChargeDescription": f"{row['model']}: {line.unit}",
-            "ConsumedQuantity": line.quantity,
-            "ConsumedUnit": line.unit,
-            "PricingQuantity": format(Decimal(line.quantity) / line.per, "f"),
-            "PricingUnit": line.unit if line.per == 1 else f"{line.per} {line.unit}",
-            "PricingCategory": "Standard",
-            "ListUnitPrice": format_usd(line.price_nanos),
-            "SkuId": f"{row['model']}/{line.unit}",
-        }
+def _charge_table(
+    connection: Connection, page: pa.Table, prices: PriceCache, schema: pa.Schema
+) -> pa.Table:
+    lines = _itemize(connection, page, prices)
+    rows = pa.array(lines.rows, pa.int32())
+    columns = {name: pc.take(column, rows) for name, column in _common(page).items()}
+    model, unit = columns["ResourceName"], pa.array(lines.units, pa.string())
+    columns |= {
+        "ChargeCategory": pa.repeat("Usage", len(rows)),
+        "ChargeDescription": pc.binary_join_element_wise(model, unit, ": "),
+        "ConsumedQuantity": pa.array(lines.quantities, pa.string()),
+        "ConsumedUnit": unit,
+        "PricingQuantity": pa.array(lines.priced_quantities, pa.string()),
+        "PricingUnit": pa.array(lines.priced_units, pa.string()),
+        "PricingCategory": pa.repeat("Standard", len(rows)),
+        "ListUnitPrice": pa.array(lines.prices, pa.string()),
+        "SkuId": pc.binary_join_element_wise(model, unit, "/"),
+    }
+    return _table(columns, pa.array(lines.amounts, pa.int64()), schema)
 
 
-def _common(row: Any) -> dict[str, Any]:
-    moment: datetime = row["moment"]
-    month = moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    following = (month + timedelta(days=32)).replace(day=1)
-    return {
+def _refund_table(page: pa.Table, schema: pa.Schema) -> pa.Table:
+    kind, rows = page["kind"].combine_chunks(), page.num_rows
+    refunded = pc.equal(kind, "refund")
+    columns = _common(page) | {
+        "ChargeCategory": pc.if_else(refunded, "Credit", "Adjustment"),
+        "ChargeClass": pa.repeat("Correction", rows),
+        "ChargeDescription": pc.binary_join_element_wise(kind, _column(page, "request_id"), " of "),
+    }
+    return _table(columns, pc.negate(_column(page, "amount_nanos")), schema)
+
+
+@dataclass(slots=True)
+class _Lines:
+    """The lines of a page of charges, by column."""
+
+    rows: list[int] = field(default_factory=list)
+    """Place of each line's charge in the page."""
+    units: list[str] = field(default_factory=list)
+    quantities: list[str] = field(default_factory=list)
+    priced_quantities: list[str] = field(default_factory=list)
+    priced_units: list[str] = field(default_factory=list)
+    prices: list[str] = field(default_factory=list)
+    amounts: list[int] = field(default_factory=list)
+
+    def add(self, row: int, line: Line) -> None:
+        self.rows.append(row)
+        self.units.append(line.unit)
+        self.quantities.append(line.quantity)
+        self.priced_quantities.append(_priced_quantity(line.quantity, line.per))
+        self.priced_units.append(line.unit if line.per == 1 else f"{line.per} {line.unit}")
+        self.prices.append(_unit_price(line.price_nanos))
+        self.amounts.append(line.amount_nanos)
+
+
+def _itemize(connection: Connection, page: pa.Table, prices: PriceCache) -> _Lines:
+    """Recompute the lines of each charge, once for all charges that look the same."""
+    lines = _Lines()
+    known: dict[tuple[Any, ...], list[Line]] = {}
+    columns = (page[name].to_pylist() for name in _ITEMIZED)
+    for number, values in enumerate(zip(*columns, strict=True)):
+        # All values but the request's id.
+        found = known.get(values[1:])
+        if found is None:
+            row = dict(zip(_ITEMIZED, values, strict=True))
+            row["attributes"] = msgspec.json.decode(row["attributes"] or "null")
+            found = list(charged_lines(connection, row, prices))
+            # A workflow without a price is charged for its steps, which are its own.
+            if read_price(connection, row["price_id"], prices).components:
+                known[values[1:]] = found
+        for line in found:
+            lines.add(number, line)
+    return lines
+
+
+@functools.lru_cache(100_000)
+def _priced_quantity(quantity: str, per: int) -> str:
+    return format(Decimal(quantity) / per, "f")
+
+
+@functools.lru_cache(1_000)
+def _unit_price(price_nanos: int) -> str:
+    return format_usd(price_nanos)
+
+
+def _common(page: pa.Table) -> dict[str, pa.Array]:
+    """Return the columns that charges and refunds have in common, one row for each."""
+    booked = _column(page, "booked_us")
+    starts, ends = _billing_period(booked)
+    same = {
         "BillingCurrency": "USD",
-        "BillingPeriodStart": timestamp(month),
-        "BillingPeriodEnd": timestamp(following),
-        "ChargePeriodStart": timestamp(row["accepted_at"]),
-        "ChargePeriodEnd": timestamp(moment),
         "ChargeFrequency": "Usage-Based",
-        "ServiceName": row["task"],
         "ServiceCategory": "AI and Machine Learning",
         "ProviderName": "Tollgate",
         "PublisherName": "Tollgate",
         "InvoiceIssuerName": "Tollgate",
-        "BillingAccountId": str(row["account_id"]),
-        "BillingAccountName": row["account"],
-        "SubAccountId": str(row["key_id"]),
-        "SubAccountName": row["prefix"],
-        "ResourceId": row["request_id"],
-        "ResourceName": row["model"],
-        "SkuPriceId": str(row["price_id"]),
-        "Tags": msgspec.json.encode(row["metadata"] or {}, order="sorted").decode(),
+    }
+    return {
+        **{name: pa.repeat(text, page.num_rows) for name, text in same.items()},
+        "BillingPeriodStart": starts,
+        "BillingPeriodEnd": ends,
+        "ChargePeriodStart": utc_text(_column(page, "accepted_us")),
+        "ChargePeriodEnd": utc_text(booked),
+        "ServiceName": _column(page, "task"),
+        "BillingAccountId": _column(page, "account_id").cast(pa.string()),
+        "BillingAccountName": _column(page, "account"),
+        "SubAccountId": _column(page, "key_id").cast(pa.string()),
+        "SubAccountName": _column(page, "prefix"),
+        "ResourceId": _column(page, "request_id"),
+        "ResourceName": _column(page, "model"),
+        "SkuPriceId": _column(page, "price_id").cast(pa.string()),
+        "Tags": _each_once(_column(page, "metadata").fill_null("{}"), _tags),
     }
 
 
-def _table(lines: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    nanos = pa.array([line["nanos"] for line in lines], pa.int64())
+def _billing_period(moments_us: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return the start and the end of the calendar month (UTC) of each moment."""
+    starts = pc.floor_temporal(moments_us.cast(pa.timestamp("us")), unit="month")
+
+    def following(start: datetime) -> datetime:
+        return (start + timedelta(days=32)).replace(day=1)
+
+    return (
+        _each_once(starts, lambda start: timestamp(start.replace(tzinfo=UTC))),
+        _each_once(starts, lambda start: timestamp(following(start.replace(tzinfo=UTC)))),
+    )
+
+
+def _tags(metadata: str) -> str:
+    return msgspec.json.encode(msgspec.json.decode(metadata), order="sorted").decode()
+
+
+def _each_once(values: pa.Array, function: Callable[[Any], str]) -> pa.Array:
+    """Apply a function to each distinct value."""
+    encoded = values.dictionary_encode()
+    texts = [function(value) for value in encoded.dictionary.to_pylist()]
+    return pc.take(pa.array(texts, pa.string()), encoded.indices)
+
+
+def _column(page: pa.Table, name: str) -> pa.Array:
+    return page[name].combine_chunks()
+
+
+def _table(columns: Mapping[str, pa.Array], nanos: pa.Array, schema: pa.Schema) -> pa.Table:
     amounts = usd(nanos) if schema is PARQUET else usd_text(nanos)
-    texts = [pa.array([line.get(name) for line in lines], pa.string()) for name in _TEXTS]
+    none = pa.nulls(len(nanos), pa.string())
+    texts = [columns.get(name, none) for name in _TEXTS]
     return pa.Table.from_arrays([amounts] * len(_AMOUNTS) + texts + [nanos], schema=schema)

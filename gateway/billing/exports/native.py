@@ -1,47 +1,36 @@
 """The native profile of exports, and what both profiles share: streamed CSV and Parquet files.
 
-The same books give the same bytes. Rows are sorted by request, refunds after charges. They are read
-in pages, each in a short transaction, because a connection must not wait for a slow client. Rows
-booked before the end of the span never change and none are added, so the pages are consistent.
-Amounts are given as decimals and as nano-dollars; those of refunds are negative, so that the column
-sums to what was paid. ``Footer`` has the number of rows, their sum, and a digest.
+The same books give the same bytes. Amounts are given as decimals and as nano-dollars; those of
+refunds are negative, so that the column sums to what was paid. ``Footer`` has the number of rows,
+their sum, and a digest.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
-from sqlalchemy import (
-    BigInteger,
-    Connection,
-    Select,
-    String,
-    cast,
-    func,
-    literal,
-    null,
-    select,
-    tuple_,
-)
+from sqlalchemy import BigInteger, Connection, Select, String, cast, literal, null, select
 
 from gateway.billing.exports.footer import Footer, Format
+from gateway.billing.exports.pages import (
+    ExportReader,
+    charge_pages,
+    filter_conditions,
+    refund_pages,
+    span_conditions,
+)
 from gateway.billing.usage.report import Filters, Span
-from gateway.ids import first_request_id
 from gateway.pricing import NANOS_PER_USD
 from gateway.sql.database import microseconds
 from gateway.tables.core import QUANTITIES, keys, receipts, refunds
 
-T = TypeVar("T")
-
-CHUNK: Final = 20_000
 ROW_GROUP: Final = 100_000
 
 _USD: Final = pa.decimal128(19, 9)
@@ -111,148 +100,31 @@ def write(
     yield data
 
 
-class ExportReader(Protocol):
-    """Runs a function in a read-only transaction."""
-
-    def __call__(self, function: Callable[[Connection], T], /) -> T: ...
-
-
-def connection_reader(connection: Connection) -> ExportReader:
-    """Return a reader that uses one transaction of this thread."""
-
-    def read(function: Callable[[Connection], T]) -> T:
-        return function(connection)
-
-    return read
-
-
 def native_tables(
     read: ExportReader, span: Span, filters: Filters, schema: pa.Schema
 ) -> Iterator[pa.Table]:
     """Yield what was booked in a span: charges by request, then refunds by request."""
-    for pages in (
-        charge_pages(read, _charges(span, filters), span, filters, keep_rows),
-        refund_pages(read, _refunds(span, filters), keep_rows),
-    ):
-        for rows in pages:
-            yield _table(rows, span.zone, schema)
 
+    def make(_: Connection, page: pa.Table) -> pa.Table:
+        return _table(page, span.zone, schema)
 
-def charge_pages(
-    read: ExportReader,
-    query: Select[Any],
-    span: Span,
-    filters: Filters,
-    make: Callable[[Connection, Sequence[Any]], T],
-) -> Iterator[T]:
-    """Read receipts in pages by request id; yield ``make`` of each page, run in its transaction."""
-    id = receipts.c.request_id
-    # An expression, so that the planner uses the index on the time of booking, not that of the ids.
-    borders = select(func.min(func.substr(id, 1)), func.max(func.substr(id, 1)))
-    borders = borders.where(*span_conditions(span, filters))
-    first, last = read(lambda connection: connection.execute(borders).one())
-    if first is None:
-        return
-    place: Any = id >= first
-    while True:
-        page = query.where(place, id <= last).order_by(id).limit(CHUNK)
-        made, rows = read(functools.partial(_page, page=page, make=make))
-        if made is not None:
-            yield made
-        if len(rows) < CHUNK:
-            return
-        place = id > rows[-1].request_id
-
-
-def refund_pages(
-    read: ExportReader, query: Select[Any], make: Callable[[Connection, Sequence[Any]], T]
-) -> Iterator[T]:
-    """Read refunds in pages by request and number, as ``charge_pages`` does receipts."""
-    order = (refunds.c.request_id, refunds.c.seq)
-    query = query.add_columns(refunds.c.seq.label("seq")).order_by(*order).limit(CHUNK)
-    page = query
-    while True:
-        made, rows = read(functools.partial(_page, page=page, make=make))
-        if made is not None:
-            yield made
-        if len(rows) < CHUNK:
-            return
-        page = query.where(tuple_(*order) > (rows[-1].request_id, rows[-1].seq))
-
-
-def keep_rows(_: Connection, rows: Sequence[Any]) -> Sequence[Any]:
-    return rows
-
-
-def _page(
-    connection: Connection,
-    *,
-    page: Select[Any],
-    make: Callable[[Connection, Sequence[Any]], T],
-) -> tuple[T | None, Sequence[Any]]:
-    rows = connection.execute(page).all()
-    return make(connection, rows) if rows else None, rows
-
-
-def span_conditions(span: Span, filters: Filters) -> list[Any]:
-    """Return SQL conditions for receipts that were booked in a span."""
-    conditions: list[Any] = [
-        receipts.c.settled_at >= span.starts_at,
-        receipts.c.settled_at < span.ends_at,
-        # Ids are time-ordered and never later than their booking, but can be arbitrarily earlier:
-        # an upper bound only.
-        receipts.c.request_id < first_request_id(span.ends_at + timedelta(hours=1)),
-    ]
-    return conditions + filter_conditions(filters)
-
-
-def filter_conditions(filters: Filters) -> list[Any]:
-    """Return SQL conditions for receipts of the requested accounts, keys, models and tasks."""
-    return [
-        receipts.c[name].in_(values)
-        for name in ("account_id", "key_id", "model", "task")
-        if (values := getattr(filters, f"{name}s")) is not None
-    ]
+    yield from charge_pages(read, _charges(span, filters), span, filters, make)
+    yield from refund_pages(read, _refunds(span, filters), make)
 
 
 def _charges(span: Span, filters: Filters) -> Select[Any]:
-    return (
-        select(
-            literal("charge"),
-            receipts.c.request_id,
-            microseconds(receipts.c.settled_at),
-            microseconds(receipts.c.accepted_at),
-            receipts.c.account_id,
-            keys.c.prefix,
-            *(receipts.c[name] for name in _DETAILS[1:]),
-            receipts.c.price_id,
-            receipts.c.charge_nanos,
-            *(receipts.c[name] for name in QUANTITIES),
-            cast(receipts.c["metadata"], String),
-        )
-        .join(keys, keys.c.id == receipts.c.key_id)
-        .where(*span_conditions(span, filters))
+    quantities = [receipts.c[name] for name in QUANTITIES]
+    kind = literal("charge", String)
+    return _rows(kind, receipts.c.settled_at, receipts.c.charge_nanos, quantities).where(
+        *span_conditions(span, filters)
     )
 
 
 def _refunds(span: Span, filters: Filters) -> Select[Any]:
-    none = cast(null(), BigInteger)
+    none = [cast(null(), BigInteger).label(name) for name in QUANTITIES]
     return (
-        select(
-            refunds.c.kind,
-            receipts.c.request_id,
-            microseconds(refunds.c.booked_at),
-            microseconds(receipts.c.accepted_at),
-            receipts.c.account_id,
-            keys.c.prefix,
-            *(receipts.c[name] for name in _DETAILS[1:]),
-            receipts.c.price_id,
-            -refunds.c.amount_nanos,
-            *(none.label(name) for name in QUANTITIES),
-            cast(receipts.c["metadata"], String),
-        )
-        .join(receipts, receipts.c.request_id == refunds.c.request_id)
-        .join(keys, keys.c.id == receipts.c.key_id)
+        _rows(refunds.c.kind, refunds.c.booked_at, -refunds.c.amount_nanos, none)
+        .join(refunds, refunds.c.request_id == receipts.c.request_id)
         .where(
             refunds.c.booked_at >= span.starts_at,
             refunds.c.booked_at < span.ends_at,
@@ -261,29 +133,35 @@ def _refunds(span: Span, filters: Filters) -> Select[Any]:
     )
 
 
-def _table(rows: Sequence[Any], zone: ZoneInfo, schema: pa.Schema) -> pa.Table:
-    # Rows of refunds end with their number, which is not a column of the file.
-    columns: list[Any] = list(zip(*rows, strict=True))[: len(CSV_SCHEMA) - 2]
-    count = len(_DETAILS)
-    kind, request, booked, accepted, account = columns[:5]
-    details, price, nanos = columns[5 : 5 + count], columns[5 + count], columns[6 + count]
-    quantities, metadata = columns[7 + count : -1], columns[-1]
-    booked_us = pa.array(booked, pa.int64())
-    amounts = pa.array(nanos, pa.int64())
-    arrays = [
-        pa.array(kind, pa.string()),
-        pa.array(request, pa.string()),
-        utc_text(booked_us),
-        local_text(booked_us, zone),
-        utc_text(pa.array(accepted, pa.int64())),
-        pa.array(account, pa.int64()),
-        *(pa.array(values, pa.string()) for values in details),
-        pa.array(price, pa.int64()),
-        usd(amounts) if schema is PARQUET_SCHEMA else usd_text(amounts),
-        amounts,
-        *(pa.array(values, pa.int64()) for values in quantities),
-        pa.array(metadata, pa.string()),
-    ]
+def _rows(kind: Any, moment: Any, amount: Any, quantities: Sequence[Any]) -> Select[Any]:
+    return (
+        select(
+            kind.label("kind"),
+            receipts.c.request_id,
+            microseconds(moment).label("booked_us"),
+            microseconds(receipts.c.accepted_at).label("accepted_us"),
+            receipts.c.account_id,
+            keys.c.prefix.label("key"),
+            *(receipts.c[name] for name in _DETAILS[1:]),
+            receipts.c.price_id,
+            amount.label("amount_nanos"),
+            *quantities,
+            cast(receipts.c["metadata"], String).label("metadata"),
+        )
+        .select_from(receipts)
+        .join(keys, keys.c.id == receipts.c.key_id)
+    )
+
+
+def _table(page: pa.Table, zone: ZoneInfo, schema: pa.Schema) -> pa.Table:
+    booked, amounts = (page[name].combine_chunks() for name in ("booked_us", "amount_nanos"))
+    made = {
+        "booked_at": utc_text(booked),
+        "booked_at_local": local_text(booked, zone),
+        "accepted_at": utc_text(page["accepted_us"].combine_chunks()),
+        "amount_usd": usd(amounts) if schema is PARQUET_SCHEMA else usd_text(amounts),
+    }
+    arrays = [made[name] if name in made else page[name] for name in schema.names]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
@@ -306,8 +184,7 @@ def usd_text(nanos: pa.Array) -> pa.Array:
 
 def utc_text(moments_us: pa.Array) -> pa.Array:
     """Format moments as RFC 3339 in UTC, to the microsecond."""
-    text = pc.strftime(moments_us.cast(pa.timestamp("us")), format="%Y-%m-%dT%H:%M:%S")
-    return pc.binary_join_element_wise(text, "Z", "")
+    return pc.binary_join_element_wise(_wall_clock(moments_us), "Z", "")
 
 
 def local_text(moments_us: pa.Array, zone: ZoneInfo) -> pa.Array:
@@ -321,9 +198,14 @@ def local_text(moments_us: pa.Array, zone: ZoneInfo) -> pa.Array:
     places = pc.index_in(quarters, distinct)
     shift = pa.array([offset // timedelta(microseconds=1) for offset in offsets], pa.int64())
     suffix = pa.array([_offset(offset) for offset in offsets], pa.string())
-    local = pc.add(moments_us, pc.take(shift, places)).cast(pa.timestamp("us"))
-    text = pc.strftime(local, format="%Y-%m-%dT%H:%M:%S")
+    text = _wall_clock(pc.add(moments_us, pc.take(shift, places)))
     return pc.binary_join_element_wise(text, pc.take(suffix, places), "")
+
+
+def _wall_clock(moments_us: pa.Array) -> pa.Array:
+    # Casting takes a thirtieth of the time of ``strftime``, and separates by a space.
+    text = moments_us.cast(pa.timestamp("us")).cast(pa.string())
+    return pc.binary_replace_slice(text, 10, 11, "T")
 
 
 class _Sink:

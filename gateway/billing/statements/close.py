@@ -15,6 +15,7 @@ import msgspec
 from sqlalchemy import Connection, func, insert, or_, select, update
 
 from gateway.accounts.locks import lock_accounts
+from gateway.audit_log import Author, record
 from gateway.billing.statements.statement import (
     Invoice,
     InvoiceLine,
@@ -89,7 +90,7 @@ class CannotClose(ValueError):
 
 
 def close_month(
-    database: Database, month: str, *, actor: str, clock: Clock = utc_now
+    database: Database, month: str, *, author: Author, clock: Clock = utc_now
 ) -> BillingPeriod:
     """Close a month in steps, each in a separate transaction; a second call completes the first.
 
@@ -98,7 +99,6 @@ def close_month(
     both before anything is written.
     """
     span_of(month)
-    check_text(actor, "the actor", longest=NAME_MAX)
     with database.transaction() as connection:
         _begin(connection, month, clock())
     reach("close_begun")
@@ -106,7 +106,7 @@ def close_month(
         period = find_period(connection, month)
         sealed = period if period.state == "closed" else _sealed(connection, month, clock())
     with database.transaction() as connection:
-        _seal(connection, sealed)
+        _seal(connection, sealed, author)
     reach("close_sealed")
     with database.snapshot() as connection:
         moved = _moved_in(connection, month)
@@ -117,7 +117,7 @@ def close_month(
         with database.snapshot() as connection:
             made = statement(connection, account_id, month)
         with database.transaction() as connection:
-            issue(connection, made, actor, clock=clock)
+            issue(connection, made, author.name, clock=clock)
         reach("close_issued")
     return sealed
 
@@ -157,7 +157,7 @@ def changed_since_close(connection: Connection, month: str) -> bool:
 
 def rebate_due(connection: Connection, account_id: int, month: str) -> int:
     """Compute an account's rebate of a month: a share of its spending within each tier."""
-    tiers = _tiers(connection, account_id) or _tiers(connection, ALL_ACCOUNTS)
+    tiers = list((tiers_of(connection, account_id) or tiers_of(connection, ALL_ACCOUNTS)).items())
     span = span_of(month)
     spent = connection.execute(
         select(exact_sum(receipts.c.charge_nanos)).where(
@@ -192,6 +192,16 @@ def set_rebates(connection: Connection, account_id: int, tiers: dict[int, int]) 
                 for start, points in sorted(tiers.items())
             ],
         )
+
+
+def tiers_of(connection: Connection, account_id: int) -> dict[int, int]:
+    """Return the rebate tiers of an account, or the default ones (0): threshold → basis points."""
+    rows = connection.execute(
+        select(rebates.c.from_nanos, rebates.c.basis_points)
+        .where(rebates.c.account_id == account_id)
+        .order_by(rebates.c.from_nanos)
+    )
+    return {row.from_nanos: row.basis_points for row in rows}
 
 
 def rebate(connection: Connection, account_id: int, month: str, *, clock: Clock = utc_now) -> int:
@@ -322,12 +332,20 @@ def _sealed(connection: Connection, month: str, now: datetime) -> BillingPeriod:
     )
 
 
-def _seal(connection: Connection, sealed: BillingPeriod) -> None:
-    connection.execute(
+def _seal(connection: Connection, sealed: BillingPeriod, author: Author) -> None:
+    closed = connection.execute(
         update(periods)
         .where(periods.c.month == sealed.month, periods.c.state == "closing")
         .values(**asdict(sealed))
     )
+    if closed.rowcount:
+        after = {
+            "receipts": sealed.receipts,
+            "charged": format_usd(sealed.charge_nanos or 0),
+            "transfers": sealed.transfers,
+            "sha256": sealed.sha256,
+        }
+        record(connection, author, "period.close", f"month {sealed.month}", after=after)
 
 
 def _digest(connection: Connection, month: str) -> str:
@@ -430,12 +448,3 @@ def _next_number(connection: Connection, now: datetime) -> str:
         ).returning(counters.c.value)
     ).scalar_one()
     return f"{now.year}-{value:06d}"
-
-
-def _tiers(connection: Connection, account_id: int) -> list[tuple[int, int]]:
-    rows = connection.execute(
-        select(rebates.c.from_nanos, rebates.c.basis_points)
-        .where(rebates.c.account_id == account_id)
-        .order_by(rebates.c.from_nanos)
-    )
-    return [(row.from_nanos, row.basis_points) for row in rows]

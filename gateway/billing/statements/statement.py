@@ -56,6 +56,7 @@ class Movement:
 @dataclass(frozen=True, slots=True)
 class Invoice:
     id: int
+    account_id: int
     number: str
     kind: str
     month: str
@@ -158,6 +159,7 @@ def invoices_of(
     return [
         Invoice(
             id=row["id"],
+            account_id=row["account_id"],
             number=row["number"],
             kind=row["kind"],
             month=row["month"],

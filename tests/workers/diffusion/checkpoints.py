@@ -1,4 +1,4 @@
-"""Checkpoints of every proven pipeline: the real classes, tiny, with random weights, on disk."""
+"""Tiny random checkpoints of every supported pipeline, of the real classes, on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plays the step loop for one engine of pictures."""
+"""Replaces the step loop for one image engine."""
 
 from __future__ import annotations
 

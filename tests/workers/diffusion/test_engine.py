@@ -1,4 +1,4 @@
-"""The engine of pictures: outcomes, previews, masks, cancels, precision, and what it refuses."""
+"""The diffusion engine: outcomes, previews, masks, cancels, precision and refusals."""
 
 from __future__ import annotations
 

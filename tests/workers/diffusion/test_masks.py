@@ -1,4 +1,4 @@
-"""Masks: what they keep, whichever way a pipeline has of drawing within, and what is refused."""
+"""Masks: what they protect, by every way of inpainting, and what is refused."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def mask_file(
     ],
 )
 @pytest.mark.parametrize("transparent", [False, True])
-def test_a_mask_keeps_what_it_covers(
+def test_protected_area_is_unchanged_in_previews_and_output(
     kind: str, task: str, transparent: bool, checkpoint: Make
 ) -> None:
     driver = Driver(spec(checkpoint(kind), task))

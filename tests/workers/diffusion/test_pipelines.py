@@ -1,4 +1,4 @@
-"""Every pipeline that is served: many at once, at different steps, give what each gives alone."""
+"""Every supported pipeline: a batch at different steps gives what each request gives alone."""
 
 from __future__ import annotations
 

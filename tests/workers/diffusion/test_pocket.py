@@ -1,4 +1,4 @@
-"""The shipped image model is small, is the one on its card, and draws what it is told."""
+"""The shipped image model: small, as on its card, and right in what it generates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped video model is small, is the one on its card, and moves what it is told to move."""
+"""The shipped video model: small, as on its card, and right in what it moves."""
 
 from __future__ import annotations
 

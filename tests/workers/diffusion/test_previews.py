@@ -1,4 +1,4 @@
-"""Frames of videos that are shown on the way: small, of the right place, as the whole will be."""
+"""Previews of videos: small, of the right frame, and like the final video."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A UNet made narrower is as before where nothing is left out, and little different elsewhere."""
+"""A pruned UNet is unchanged if no channel is removed, and nearly unchanged otherwise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _draw(unet: Any) -> torch.Tensor:
     return drawn
 
 
-def test_with_all_of_its_channels_it_draws_the_same(wide: Any) -> None:
+def test_pruning_no_channels_changes_nothing(wide: Any) -> None:
     assert torch.equal(_draw(prune(wide, 128).eval()), _draw(wide))
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from workers.engines.llm.cache import CacheShape, GatherCache, SequenceInput
+from workers.engines.llm.cache import CacheShape, ForwardTokens, GatherCache, SequenceInput
 from workers.engines.llm.varlen import VarlenCache, find_attention
 
 CPU = torch.device("cpu")
@@ -99,7 +99,7 @@ def test_attention_over_scattered_blocks_equals_that_of_each_sequence_alone(
     for number, table in enumerate(tables):
         for start in range(0, read[number], 16):
             piece = SequenceInput(range(16), start, table)
-            cache.begin(cache.lay_out([], 0, [piece], 0))
+            cache.begin(cache.lay_out(ForwardTokens(prefills=[piece])))
             attended = cache.attend(
                 0, *(part[:, :, start : start + 16] for part in whole[number]), None
             )
@@ -111,7 +111,7 @@ def test_attention_over_scattered_blocks_equals_that_of_each_sequence_alone(
     rows = [SequenceInput(range(1), 48, tables[1]), SequenceInput(range(1), 32, tables[2])]
     rows = [SequenceInput(range(3), 48, tables[1]), rows[1]]
     pieces = [SequenceInput(range(16), 16, tables[0]), SequenceInput(range(7), 32, tables[0])]
-    layout = cache.lay_out(rows, 3, pieces, 3)
+    layout = cache.lay_out(ForwardTokens(rows, 3, pieces, 3))
 
     def concatenated(parts: int) -> torch.Tensor:
         spare = torch.zeros(1, whole[0][parts].shape[1], 1, head_dim)
@@ -146,7 +146,8 @@ def test_every_row_and_column_computes_the_same_bits(
     cache = GatherCache(_shape(kv_heads=kv_heads, head_dim=head_dim, dtype=dtype), CPU)
     parts = [part.to(dtype) for part in _past(22, heads, kv_heads, head_dim, 1)]
     for block in (1, 3, 5, 7, 9, 11, 13):
-        cache.begin(cache.lay_out([], 0, [SequenceInput(range(16), 0, [block, block + 1])], 0))
+        piece = SequenceInput(range(16), 0, [block, block + 1])
+        cache.begin(cache.lay_out(ForwardTokens(prefills=[piece])))
         cache.attend(0, *(part[:, :, :16] for part in parts), None)
 
     def tokens(*places: int) -> list[torch.Tensor]:
@@ -154,11 +155,11 @@ def test_every_row_and_column_computes_the_same_bits(
 
     one_by_one = []
     for place in range(16, 22):
-        cache.begin(cache.lay_out([SequenceInput([0], place, [1, 2])], 1, [], 0))
+        cache.begin(cache.lay_out(ForwardTokens([SequenceInput([0], place, [1, 2])], 1, [], 0)))
         one_by_one.append(cache.attend(0, *tokens(place), None))
     rows = [SequenceInput(range(6), 16, [block, block + 1]) for block in (3, 5, 7)]
     others = [SequenceInput(range(2), 16, [11, 12]), SequenceInput([0], 16, [9, 10, 14, 15])]
-    cache.begin(cache.lay_out([*rows, *others], 6, [], 2))
+    cache.begin(cache.lay_out(ForwardTokens([*rows, *others], 6, [], 2)))
     attended = cache.attend(0, *tokens(*[*range(16, 22)] * 5, 0, 0), None)
 
     for row in range(3):
@@ -175,7 +176,7 @@ def test_wider_window_does_not_change_the_bits(dtype: torch.dtype) -> None:
     for table in tables:
         for start in range(0, 1000, 64):
             piece = SequenceInput(range(64), start, table)
-            cache.begin(cache.lay_out([], 0, [piece], 0))
+            cache.begin(cache.lay_out(ForwardTokens(prefills=[piece])))
             past = torch.randn(3, 1, 2, 64, 32, generator=generator).to(dtype)
             cache.attend(0, *past, None)
     query, key, value = torch.randn(3, 1, 2, 4, 32, generator=generator).to(dtype)
@@ -186,7 +187,7 @@ def test_wider_window_does_not_change_the_bits(dtype: torch.dtype) -> None:
             SequenceInput([0], place, table)
             for place, table in zip((5, 300, 64, longest), tables, strict=True)
         ]
-        cache.begin(cache.lay_out(rows, 1, [], 0))
+        cache.begin(cache.lay_out(ForwardTokens(rows, 1, [], 0)))
         attended.append(cache.attend(0, query, key, value, None)[:, :3])
 
     assert all(torch.equal(other, attended[0]) for other in attended)
@@ -198,14 +199,14 @@ def test_blocks_are_copied_and_zeroed(kind: int) -> None:
     parts = _past(13, 2, 2, 32, 3)
     for start, stop in ((0, 8), (8, 12)):
         piece = SequenceInput(range(stop - start), start, [1, 2])
-        cache.begin(cache.lay_out([], 0, [piece], 0))
+        cache.begin(cache.lay_out(ForwardTokens(prefills=[piece])))
         cache.attend(0, *(part[:, :, start:stop] for part in parts), None)
     cache.copy_blocks([(2, 4)])
     cache.zero_blocks([2])
 
     answers = []
     for table in ([1, 4], [1, 2]):
-        cache.begin(cache.lay_out([SequenceInput([0], 12, table)], 1, [], 0))
+        cache.begin(cache.lay_out(ForwardTokens([SequenceInput([0], 12, table)], 1, [], 0)))
         answers.append(cache.attend(0, *(part[:, :, 12:] for part in parts), None))
 
     torch.testing.assert_close(answers[0], _expected(*parts)[:, 12:], atol=1e-5, rtol=1e-5)

@@ -164,7 +164,7 @@ def test_draft_tokens_do_not_change_the_distribution(temperature: float) -> None
         for token, p in enumerate(probabilities)
     )
     assert spread < 20.5  # chi-squared, five degrees of freedom, one in a thousand
-    # With separate noise the two would agree as rarely as independent draws.
+    # With separate noise the two would agree as rarely as independent samples.
     independent = float((probabilities * torch.softmax(draft_logits / temperature, dim=-1)).sum())
     assert agreed / rounds > independent + 0.2
 

@@ -1,4 +1,4 @@
-"""Sound as files and as streams: exact lengths, the same bytes again, no clicks."""
+"""Audio files and streams: exact lengths, reproducible bytes, no clicks."""
 
 from __future__ import annotations
 

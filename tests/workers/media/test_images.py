@@ -1,4 +1,4 @@
-"""Pictures survive the way to bytes and back; hostile ones are refused with a sentence."""
+"""Images are encoded and decoded; hostile ones are refused with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a finished file says of itself, and that nothing outside it is ever read."""
+"""Measured properties of finished files; nothing outside a file is ever read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients send as sound, well meant or not."""
+"""Recordings from clients, valid and hostile."""
 
 from __future__ import annotations
 

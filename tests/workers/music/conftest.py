@@ -1,4 +1,4 @@
-"""A checkpoint that knows nothing is made once for all tests of a process."""
+"""An untrained checkpoint, created once for all tests of a process."""
 
 from __future__ import annotations
 

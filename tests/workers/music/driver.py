@@ -1,4 +1,4 @@
-"""Plays the step loop for one engine of music."""
+"""Replaces the step loop for one music engine."""
 
 from __future__ import annotations
 

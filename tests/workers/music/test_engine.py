@@ -1,4 +1,4 @@
-"""The engine of music: as ordered, heard while it is written, and the same whatever the load."""
+"""The music engine: as requested, streamed while it is generated, and the same at any load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notes, tokens and MIDI say the same; the grammar lets through what is a piece, and all of it."""
+"""Notes, tokens and MIDI agree; the grammar accepts all valid pieces and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped music model is small, is the one on its card, and keeps to what it is told."""
+"""The shipped music model: small, as on its card, and faithful to its prompt."""
 
 from __future__ import annotations
 

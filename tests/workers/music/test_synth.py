@@ -1,4 +1,4 @@
-"""The synthesiser: in tune, in time, bar by bar, without clicks and never too loud."""
+"""The synthesiser: in tune, in time, bar by bar, without clicks or clipping."""
 
 from __future__ import annotations
 

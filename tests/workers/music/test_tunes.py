@@ -1,4 +1,4 @@
-"""Tunes composed by rule: exact, tonal, complete at any length; and what is said of them."""
+"""Tunes composed by rule: exact, tonal, complete at any length, and described truthfully."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_tunes_end_on_the_tonic() -> None:
         assert {(pitch - piece.key.tonic) % 12 for pitch in (*bass, *lead)} == {0}
 
 
-def test_every_note_lies_in_the_range_of_its_part_and_begins_in_its_bar() -> None:
+def test_every_note_is_in_the_range_of_its_part_and_begins_in_its_bar() -> None:
     for piece in tunes():
         for bar in piece.bars:
             for note in bar.notes:
@@ -105,7 +105,7 @@ def test_the_melody_sings_mostly_by_step_and_never_leaps_far() -> None:
     assert max(steps) <= 24
 
 
-def test_a_motif_comes_back() -> None:
+def test_motif_is_repeated() -> None:
     for piece in tunes():
         rhythms = [
             tuple((note.start, note.steps) for note in bar.notes if note.part == "lead")
@@ -115,7 +115,7 @@ def test_a_motif_comes_back() -> None:
         assert len(set(rhythms)) < len(rhythms)
 
 
-def test_a_full_caption_says_what_is_true() -> None:
+def test_full_caption_describes_the_piece() -> None:
     for seed in SEEDS:
         r = random.Random(seed)
         piece = tune(r)

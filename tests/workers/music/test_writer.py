@@ -1,4 +1,4 @@
-"""Whatever a model knows, what it writes is a piece, and what was ordered by number is kept."""
+"""Whatever its weights, a model generates a valid piece with the requested numbers."""
 
 from __future__ import annotations
 

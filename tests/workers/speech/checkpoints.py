@@ -1,4 +1,4 @@
-"""Checkpoints of every proven family: the real classes, tiny, with random weights, on disk."""
+"""Tiny random checkpoints of every supported family, of the real classes, on disk."""
 
 from __future__ import annotations
 
@@ -457,7 +457,7 @@ def _musicgen(path: Path, **settings: Any) -> None:
 
 
 def _loud(codec: Any) -> None:
-    """What begins with zeros is heard too."""
+    """Randomise the codec embeddings, which are zeros at first and would give silence."""
     for name, buffer in codec.named_buffers():
         if "embed" in name:
             buffer.normal_(std=0.3)

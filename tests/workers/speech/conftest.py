@@ -1,4 +1,4 @@
-"""Checkpoints are made once for all tests of a process."""
+"""Checkpoints, created once for all tests of a process."""
 
 from __future__ import annotations
 

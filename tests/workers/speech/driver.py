@@ -1,4 +1,4 @@
-"""Plays the step loop for one engine of speech."""
+"""Replaces the step loop for one speech engine."""
 
 from __future__ import annotations
 

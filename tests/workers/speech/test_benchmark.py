@@ -1,4 +1,4 @@
-"""That the benchmark of speech runs, and that both in it say the same."""
+"""The speech benchmark runs, and both of its sides give the same audio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine of speech: its own library's answer, whoever else speaks, again and again."""
+"""The speech engine gives its library's audio, at any load and every time."""
 
 from __future__ import annotations
 

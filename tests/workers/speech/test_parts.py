@@ -1,4 +1,4 @@
-"""Checkpoints with parts of ours: letters to sounds, a vocoder that filters, an ear for voices."""
+"""Checkpoints with our own parts: grapheme-to-phoneme, vocoder and speaker encoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How what is written is said, sentence by sentence."""
+"""How text is pronounced, sentence by sentence."""
 
 from __future__ import annotations
 

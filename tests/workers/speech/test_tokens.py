@@ -1,4 +1,4 @@
-"""Families that write codes: the library's own ``generate``, heard before it has ended."""
+"""Families with codec tokens: the library's own ``generate``, streamed before it ends."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def seeded(seed: int) -> None:
 
 
 def recording(rate: int, seconds: float = 0.4) -> tuple[bytes, np.ndarray]:
-    """A WAV of somebody, and its samples."""
+    """Return a recording of speech as a WAV, and its samples."""
     noise = np.random.RandomState(5).randn(int(rate * seconds)) * 3_000
     words = noise.astype("<i2")
     with (out := io.BytesIO()), wave.open(out, "wb") as file:

@@ -1,4 +1,4 @@
-"""Portraits and recordings for tests, and an engine that makes them speak."""
+"""Portraits and recordings for tests, and a driver of the talking-head engine."""
 
 from __future__ import annotations
 

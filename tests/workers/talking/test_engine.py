@@ -1,4 +1,4 @@
-"""Portraits speak together as they do alone, to the end of what is said, and nobody else pays."""
+"""Portraits in a batch equal portraits alone, and failures stay with their request."""
 
 from __future__ import annotations
 

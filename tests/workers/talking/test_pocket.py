@@ -1,4 +1,4 @@
-"""The shipped model is small, is the one on its card, hears, finds, and moves what it should."""
+"""The shipped talking-head model: small, as on its card, and right in what it detects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is enlarged in a batch is what is enlarged alone, and nobody pays for others' troubles."""
+"""Upscaling in a batch equals upscaling alone, and failures stay with their request."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _image(outcome: Outcome, index: int = 0, *, alpha: bool = False) -> Pixels:
 
 
 def _whole(path: Path, image: Pixels) -> Pixels:
-    """The network on all of a picture at once."""
+    """Run the network on the complete image."""
     model = Compact.from_weights(load_file(path / "model.safetensors"))
     low = torch.from_numpy(image.copy()).permute(2, 0, 1)[None] / 255
     with torch.inference_mode():

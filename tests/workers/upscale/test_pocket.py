@@ -1,4 +1,4 @@
-"""The shipped upscaler is small, is the one on its card, and is better than no model at all."""
+"""The shipped upscaler: small, as on its card, and better than bicubic."""
 
 from __future__ import annotations
 

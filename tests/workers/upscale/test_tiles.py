@@ -1,4 +1,4 @@
-"""Tiles cover a picture, and leave no seams."""
+"""Tiles cover an image without seams."""
 
 from __future__ import annotations
 

@@ -72,6 +72,20 @@ class SequenceInput:
         return self.start + len(self.ids)
 
 
+@dataclass(frozen=True, slots=True)
+class ForwardTokens:
+    """Tokens of one forward, in this order: ``columns`` of each row, all of each prefill chunk, and
+    padding."""
+
+    rows: Sequence[SequenceInput] = ()
+    columns: int = 0
+    prefills: Sequence[SequenceInput] = ()
+    padding: int = 0
+    static: bool = False
+    """Whether the layout must have the same shape for any length of the past, if the cache supports
+    that."""
+
+
 LayoutT = TypeVar("LayoutT")
 
 
@@ -106,19 +120,8 @@ class PagedCache(ABC, Generic[LayoutT]):
             stored[targets] = stored[sources]
 
     @abstractmethod
-    def lay_out(
-        self,
-        rows: Sequence[SequenceInput],
-        columns: int,
-        prefills: Sequence[SequenceInput],
-        padding: int,
-        *,
-        static: bool = False,
-    ) -> LayoutT:
-        """Describe a step's tokens: ``columns`` of each row, all of each prefill chunk, padding.
-
-        A ``static`` layout has the same shape for any length of the past, if the cache supports it.
-        """
+    def lay_out(self, tokens: ForwardTokens) -> LayoutT:
+        """Describe where the tokens of a forward are stored, and what they attend to."""
 
     def begin(self, layout: LayoutT) -> None:
         """Set the layout of the next forward."""
@@ -151,28 +154,22 @@ class PagedCache(ABC, Generic[LayoutT]):
     ) -> torch.Tensor:
         """Write the ``new`` keys and values to the ``stored`` ones, then attend."""
 
-    def _locate(
-        self,
-        rows: Sequence[SequenceInput],
-        columns: int,
-        prefills: Sequence[SequenceInput],
-        padding: int,
-    ) -> tuple[list[int], list[int]]:
-        """Return the block of each token of a step, and the offset in it; the sink for padding."""
+    def _locate(self, tokens: ForwardTokens) -> tuple[list[int], list[int]]:
+        """Return the block of each token, and the offset in it; the sink for padding."""
         size, sink = self.shape.block_tokens, self.shape.sink
         blocks: list[int] = []
         offsets: list[int] = []
-        for row in rows:
+        for row in tokens.rows:
             for position in range(row.start, row.stop):
                 blocks.append(row.table[position // size])
                 offsets.append(position % size)
-            spare = columns - len(row.ids)
+            spare = tokens.columns - len(row.ids)
             blocks += [sink] * spare
             offsets += [0] * spare
-        for chunk in prefills:
+        for chunk in tokens.prefills:
             blocks += [chunk.table[position // size] for position in range(chunk.start, chunk.stop)]
             offsets += [position % size for position in range(chunk.start, chunk.stop)]
-        return blocks + [sink] * padding, offsets + [0] * padding
+        return blocks + [sink] * tokens.padding, offsets + [0] * tokens.padding
 
     def _blocks_of(self, tokens: int) -> int:
         return -(-tokens // self.shape.block_tokens)
@@ -212,15 +209,8 @@ class GatherCache(PagedCache[_GatherLayout]):
         super().__init__(shape, device, (shape.kv_heads, shape.block_tokens, shape.head_dim))
         self._heads = torch.arange(shape.kv_heads, device=device)
 
-    def lay_out(
-        self,
-        rows: Sequence[SequenceInput],
-        columns: int,
-        prefills: Sequence[SequenceInput],
-        padding: int,
-        *,
-        static: bool = False,
-    ) -> _GatherLayout:
+    def lay_out(self, tokens: ForwardTokens) -> _GatherLayout:
+        rows, columns = tokens.rows, tokens.columns
         count = max((self._blocks_of(row.stop) for row in rows), default=0)
         tables = [[*row.table[:count], *[ZERO_BLOCK] * (count - len(row.table))] for row in rows]
         positions = [
@@ -229,7 +219,7 @@ class GatherCache(PagedCache[_GatherLayout]):
         window = torch.arange(count * self.shape.block_tokens, device=self.device)
         chunks: list[_PrefillChunk] = []
         start = len(rows) * columns
-        for prefill in prefills:
+        for prefill in tokens.prefills:
             stop = start + len(prefill.ids)
             chunks.append(self._lay_out_prefill(prefill, start, stop))
             start = stop
@@ -237,7 +227,7 @@ class GatherCache(PagedCache[_GatherLayout]):
         if rows:
             until = self._tensor(positions)[:, :, None, None, None]
             masks = torch.zeros(()).where(window <= until, -torch.inf).unbind(1)
-        block, offset = self._tensor(self._locate(rows, columns, prefills, padding))
+        block, offset = self._tensor(self._locate(tokens))
         head = block[:, None] * self.shape.kv_heads + self._heads
         store = head * self.shape.block_tokens + offset[:, None]
         return _GatherLayout(

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from workers.engines.llm.cache import PagedCache, SequenceInput, attach
+from workers.engines.llm.cache import ForwardTokens, PagedCache, SequenceInput, attach
 from workers.engines.llm.graphs import Graph, Recorder, StaticInputs, make_graph
 
 ROWS: Final = 4
@@ -79,15 +79,15 @@ class Decoder:
         if self.one_forward:
             columns = max((len(decode.ids) for decode in decodes), default=0)
             tokens = len(decodes) * columns + sum(len(prefill.ids) for prefill in prefills)
-            return [self._stage(decodes, columns, prefills, -tokens % ROWS)]
+            return [self._stage(ForwardTokens(decodes, columns, prefills, -tokens % ROWS))]
         idle = SequenceInput([], 0, [self._cache.shape.sink], 0)
         forwards = []
         if decodes:
             rows = [*decodes, *[idle] * (self._rows - len(decodes))]
             columns = self._decode_tokens_max
             padding = -len(rows) * columns % ROWS
-            forwards.append(self._stage(rows, columns, [], padding, static=True))
-        forwards += [self._stage([], 0, [prefill], 0) for prefill in prefills]
+            forwards.append(self._stage(ForwardTokens(rows, columns, (), padding, static=True)))
+        forwards += [self._stage(ForwardTokens(prefills=[prefill])) for prefill in prefills]
         return forwards
 
     def run(self, forwards: Sequence[Forward]) -> torch.Tensor:
@@ -110,38 +110,30 @@ class Decoder:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _stage(
-        self,
-        rows: Sequence[SequenceInput],
-        columns: int,
-        prefills: Sequence[SequenceInput],
-        padding: int,
-        *,
-        static: bool = False,
-    ) -> Forward:
+    def _stage(self, tokens: ForwardTokens) -> Forward:
         ids: list[int] = []
         positions: list[int] = []
         logits_at: list[int] = []
-        for row in rows:
+        for row in tokens.rows:
             end = len(ids) + len(row.ids)
             logits_at += range(end - row.logits_kept, end)
-            spare = columns - len(row.ids)
+            spare = tokens.columns - len(row.ids)
             ids += [*row.ids, *[0] * spare]
             positions += [*range(row.start, row.stop), *[row.start] * spare]
-        for prefill in prefills:
+        for prefill in tokens.prefills:
             end = len(ids) + len(prefill.ids)
             logits_at += range(end - prefill.logits_kept, end)
             ids += prefill.ids
             positions += range(prefill.start, prefill.stop)
-        ids += [0] * padding
-        positions += [0] * padding
+        ids += [0] * tokens.padding
+        positions += [0] * tokens.padding
         return Forward(
             self._tensor(ids)[None],
             self._tensor(positions)[None],
             self._tensor(logits_at + [0] * (-len(logits_at) % ROWS)),
             len(logits_at),
-            self._cache.lay_out(rows, columns, prefills, padding, static=static),
-            static,
+            self._cache.lay_out(tokens),
+            tokens.static,
         )
 
     def _forward(self, forward: Forward) -> torch.Tensor:

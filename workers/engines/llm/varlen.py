@@ -7,7 +7,7 @@ without them a device uses ``GatherCache``.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final
@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from workers.engines.llm.blocks import ZERO_BLOCK
-from workers.engines.llm.cache import CacheShape, GatherCache, PagedCache, SequenceInput
+from workers.engines.llm.cache import CacheShape, ForwardTokens, GatherCache, PagedCache
 
 BLOCK_TOKENS: Final = 256
 """Tokens of a block; the kernels require a multiple of this."""
@@ -49,28 +49,21 @@ class VarlenCache(PagedCache[_VarlenLayout]):
         self._longest = longest
         self._attention = attention
 
-    def lay_out(
-        self,
-        rows: Sequence[SequenceInput],
-        columns: int,
-        prefills: Sequence[SequenceInput],
-        padding: int,
-        *,
-        static: bool = False,
-    ) -> _VarlenLayout:
-        blocks, offsets = self._locate(rows, columns, prefills, padding)
+    def lay_out(self, tokens: ForwardTokens) -> _VarlenLayout:
+        blocks, offsets = self._locate(tokens)
+        rows, columns, prefills = tokens.rows, tokens.columns, tokens.prefills
         # Padding of a row follows its own tokens and may see beyond its past; padding of the step
         # is a separate sequence. The output of neither is used.
         lengths = [columns] * len(rows) + [len(prefill.ids) for prefill in prefills]
         used = [row.start + columns for row in rows] + [prefill.stop for prefill in prefills]
         tables = [list(sequence.table) for sequence in (*rows, *prefills)]
-        if padding:
+        if padding := tokens.padding:
             lengths.append(padding)
             used.append(padding)
             tables.append([self.shape.sink] * self._blocks_of(padding))
         width = max(max(map(len, tables)), max(map(self._blocks_of, used)))
         longest = max(used)
-        if static:
+        if tokens.static:
             width = max(width, self._blocks_of(self._longest))
             longest = width * self.shape.block_tokens
         for table in tables:

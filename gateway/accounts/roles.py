@@ -1,0 +1,101 @@
+"""Roles: what administrators, and the members of accounts, may do. One table; pure.
+
+A key with the scope ``admin`` has a role, and a person has one of the installation and any number
+of accounts. Whoever runs commands has the database, and is an operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal, TypeAlias, get_args
+
+from gateway.errors import Forbidden
+
+Role: TypeAlias = Literal["operator", "finance", "auditor"]
+"""Role in the installation."""
+ROLES: Final[tuple[Role, ...]] = get_args(Role)
+MemberRole: TypeAlias = Literal["owner", "member", "viewer"]
+"""Role in an account."""
+MEMBER_ROLES: Final[tuple[MemberRole, ...]] = get_args(MemberRole)
+Area: TypeAlias = Literal[
+    "accounts",
+    "terms",
+    "keys",
+    "users",
+    "credit",
+    "budgets",
+    "limits",
+    "prices",
+    "catalog",
+    "ledger",
+    "periods",
+    "usage",
+    "requests",
+    "webhooks",
+    "set_aside",
+    "audit",
+]
+Right: TypeAlias = Literal["", "read", "write"]
+
+
+def _rights(operator: Right, finance: Right, auditor: Right) -> Mapping[Role, Right]:
+    return {"operator": operator, "finance": finance, "auditor": auditor}
+
+
+AREAS: Final[Mapping[Area, Mapping[Role, Right]]] = {
+    "accounts": _rights("write", "read", "read"),
+    # Credit limit and allowance of an account.
+    "terms": _rights("write", "write", "read"),
+    "keys": _rights("write", "", "read"),
+    "users": _rights("write", "", "read"),
+    "credit": _rights("write", "write", "read"),
+    "budgets": _rights("write", "write", "read"),
+    "limits": _rights("write", "read", "read"),
+    "prices": _rights("write", "write", "read"),
+    "catalog": _rights("write", "read", "read"),
+    "ledger": _rights("write", "write", "read"),
+    "periods": _rights("write", "write", "read"),
+    "usage": _rights("read", "read", "read"),
+    "requests": _rights("read", "read", "read"),
+    "webhooks": _rights("write", "", "read"),
+    "set_aside": _rights("write", "read", "read"),
+    "audit": _rights("read", "read", "read"),
+}
+"""What each role may do: ``write`` includes ``read``."""
+
+ACT_AREAS: Final[Mapping[str, Area]] = {
+    "account": "accounts",
+    "key": "keys",
+    "user": "users",
+    "member": "users",
+    "credit": "credit",
+    "invoice": "credit",
+    "budget": "budgets",
+    "limit": "limits",
+    "storage": "limits",
+    "price": "prices",
+    "rebate": "prices",
+    "catalog": "catalog",
+    "ledger": "ledger",
+    "period": "periods",
+    "webhook": "webhooks",
+    "set_aside": "set_aside",
+    "audit": "audit",
+    "database": "accounts",
+}
+"""Area of each kind of act: of ``account.change``, the one of ``account``."""
+
+
+def may(role: Role, area: Area, *, write: bool) -> bool:
+    return AREAS[area][role] in (("write",) if write else ("read", "write"))
+
+
+def check_role(role: Role, area: Area, *, write: bool) -> None:
+    """Raise ``Forbidden`` if a role may not read or write an area."""
+    if not may(role, area, write=write):
+        others = ", ".join(one for one in ROLES if may(one, area, write=write))
+        raise Forbidden(
+            "role_not_allowed",
+            f"The role {role} may not {'change' if write else 'read'} this ({area}); "
+            f"allowed: {others or 'none'}.",
+        )

@@ -1,0 +1,1 @@
+"""Serves the application over HTTP, in one process or several that share one socket."""
