@@ -7,6 +7,7 @@ database of its own, migrated by our own scripts; migrating once and copying kee
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -32,7 +33,8 @@ def postgres_server() -> Iterator[str]:
         yield given
         return
     directory = tempfile.mkdtemp(prefix="tg-pg-")
-    server = postgres_package().get_server(directory, cleanup_mode="stop")
+    with _alone():  # as root, the package adds a user to the machine: two at once would fail
+        server = postgres_package().get_server(directory, cleanup_mode="stop")
     # Nothing here has to outlive a power cut; a killed process loses nothing by it. Stopping a
     # server with a dozen databases takes 2 s instead of 16.
     server.psql("ALTER SYSTEM SET fsync = off;")
@@ -42,6 +44,14 @@ def postgres_server() -> Iterator[str]:
     finally:
         server.cleanup()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Keep the other test processes of this machine out."""
+    with open(Path(tempfile.gettempdir()) / "tollgate-postgres.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 class Databases:

@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 
 REFRESH_S: Final = 0.5
 START_REFRESH_S: Final = 0.1
-"""Interval while no worker serves anything, so that the first one is noticed quickly."""
+"""Interval while no worker serves anything, or requests are about to be refused for want of one, so
+that a worker that has just started is noticed quickly."""
 PATIENCE_S: Final = 1.0
 """Timeout of a refresh; a slow queue server is worse than an unreachable one."""
 STALE_S: Final = 3.0
@@ -52,18 +53,28 @@ class QueueHealth:
         self._waiting: dict[str, Waiting] = {}
         self._announcements: tuple[Announcement, ...] = ()
         self._refreshed_at = -math.inf
+        self._tried_at = -math.inf
+        self._trying = asyncio.Lock()
 
     async def run(self, beat: Beat = no_beat) -> None:
         """Refresh until cancelled."""
         while True:
+            await self.try_refresh()
+            beat()
+            serving = any(worker.models for worker in self._announcements)
+            await asyncio.sleep(REFRESH_S if serving else START_REFRESH_S)
+
+    async def try_refresh(self, older_than_s: float = 0.0) -> None:
+        """Refresh if the last attempt is old enough. An outage is only logged."""
+        async with self._trying:
+            if time.monotonic() - self._tried_at < older_than_s:
+                return
+            self._tried_at = time.monotonic()
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     await self.refresh()
             except QUEUE_OUTAGE as error:
                 log.warning("queue server does not respond: %s", type(error).__name__)
-            beat()
-            serving = any(worker.models for worker in self._announcements)
-            await asyncio.sleep(REFRESH_S if serving else START_REFRESH_S)
 
     async def refresh(self) -> None:
         """Read the state in a few round trips, however many models there are.
@@ -93,7 +104,9 @@ class QueueHealth:
     def loads(self) -> dict[str, Load]:
         return self._loads
 
-    def check(self, entry: CatalogEntry, *, account: str, waits: bool, wait_max_s: float) -> None:
+    async def check(
+        self, entry: CatalogEntry, *, account: str, waits: bool, wait_max_s: float
+    ) -> None:
         """Raise ``Unavailable`` or ``TooManyRequests`` if a request should not be accepted.
 
         ``account`` is the name of the account's flow in the queue.
@@ -104,8 +117,12 @@ class QueueHealth:
                 "The queue server does not respond; nothing was accepted or charged.",
                 retry_after_s=2,
             )
-        missing = availability(entry, self._announcements)
-        if missing is not None and (waits or entry.upstream is not None):
+        needs_worker = waits or entry.upstream is not None
+        missing = availability(entry, self._announcements) if needs_worker else None
+        if missing is not None:
+            await self.try_refresh(START_REFRESH_S)
+            missing = availability(entry, self._announcements)
+        if missing is not None:
             # Retrying does not help if the model is not configured, so tell clients not to.
             set_up = missing.code != "upstream_not_configured"
             raise Unavailable(

@@ -99,7 +99,7 @@ class Admission:
         if quoted.prepared.sources:
             recorded = await with_recordings(self._voices, key.account_id, quoted.prepared)
             quoted = replace(quoted, prepared=recorded)
-        self._check_queues(quoted, key.account_id)
+        await self._check_queues(quoted, key.account_id)
         await self._cancelled.check(key.account_id, key.limits)
         tokens = quoted.prepared.limits.tokens
         rates = wanted(key.limits, key.id, entry.name, tokens=tokens) if key.limits else ()
@@ -130,7 +130,7 @@ class Admission:
             await self._undo(caller, request_id, keeps=keeps)
         return admitted
 
-    def _check_queues(self, quoted: Quoted, account_id: int) -> None:
+    async def _check_queues(self, quoted: Quoted, account_id: int) -> None:
         """Raise ``Unavailable`` or ``TooManyRequests`` if a queue could not take the request."""
         submission, settings = quoted.submission, self._settings
         is_batch = submission.service_class == "batch"
@@ -141,7 +141,7 @@ class Admission:
         if quoted.workflow is not None:
             entries = [self._quotes.find(one.step.model) for one in quoted.workflow.steps]
         for entry in entries:
-            self._health.check(
+            await self._health.check(
                 entry,
                 account=flow_of(str(account_id), batch=is_batch),
                 waits=submission.waits,

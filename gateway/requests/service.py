@@ -176,6 +176,7 @@ class Requests:
     @contextlib.asynccontextmanager
     async def running(self, supervisor: Supervisor) -> AsyncIterator[None]:
         """Run the background loops; at the end, record the clients that have just disconnected."""
+        await self.health.try_refresh()  # else the first requests would be refused
         mailbox = functools.partial(read_mailbox, self._redis, self._mailbox, self._waiters)
         for name, loop in (
             ("watch", self.health.run),

@@ -31,13 +31,14 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     started.process.wait(timeout=60)
 
 
-def chat(up: Up) -> int:
-    return httpx.post(
+def chat(up: Up) -> tuple[int, str]:
+    response = httpx.post(
         f"http://127.0.0.1:{up.port}/v1/chat/completions",
         headers={"Authorization": f"Bearer {keys(up.home)['TOLLGATE_API_KEY']}"},
         json={"model": "echo", "messages": [{"role": "user", "content": "hi"}]},
         timeout=30,
-    ).status_code
+    )
+    return response.status_code, response.json().get("error", "")
 
 
 def get(up: Up, path: str, key: str) -> httpx.Response:
@@ -72,7 +73,7 @@ def test_every_process_serves_and_metrics_are_summed(up: Up) -> None:
     assert len(processes) == 2
 
     with ThreadPoolExecutor(16) as pool:
-        assert list(pool.map(lambda _: chat(up), range(REQUESTS))) == [200] * REQUESTS
+        assert list(pool.map(lambda _: chat(up), range(REQUESTS))) == [(200, "")] * REQUESTS
 
     for _ in range(8):  # each scrape may reach another process
         assert metric(up, "tollgate_requests_accepted_total") == REQUESTS
@@ -85,7 +86,7 @@ def test_a_killed_process_is_replaced_while_the_others_serve(up: Up) -> None:
     os.kill(killed, signal.SIGKILL)
     wait_for(lambda: not alive(killed), "the process to end")
 
-    assert [chat(up) for _ in range(5)] == [200] * 5
+    assert [chat(up) for _ in range(5)] == [(200, "")] * 5
 
     wait_for(lambda: len(serving(up)) == 2, "a new process")
     assert kept in serving(up)

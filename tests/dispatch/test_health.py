@@ -1,0 +1,85 @@
+"""The gateway's view of the queue server: nobody is refused because the view is not yet there."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from gateway.app import create_app
+from gateway.catalog.loader import load_catalog
+from gateway.dispatch import health
+from gateway.dispatch.health import QueueHealth
+from gateway.errors import Unavailable
+from gateway.settings import Settings
+from gateway.sql.database import migrate
+from tests.servers import queue_server
+from workers.contract.redis import connect
+from workers.contract.streams import Announcement, Workers
+
+CATALOG = load_catalog(Path(__file__).parents[2] / "catalog.yaml").models
+MODEL = next(entry for entry in CATALOG if entry.name == "pocket-chat")
+NAMESPACE = f"test-{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def own_queue() -> Iterator[str]:
+    with queue_server("valkey") as url:
+        yield url
+
+
+@pytest.fixture
+async def redis(own_queue: str) -> AsyncIterator[Redis]:
+    client = connect(own_queue)
+    yield client
+    await client.aclose()
+
+
+async def check(watch: QueueHealth) -> None:
+    await watch.check(MODEL, account="1", waits=True, wait_max_s=1.0)
+
+
+async def test_a_worker_that_has_just_started_is_seen_before_a_request_is_refused(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = QueueHealth(redis, namespace=NAMESPACE)
+    await watch.try_refresh()
+    await Workers(redis, namespace=NAMESPACE).announce(Announcement("w", models=(MODEL.name,)))
+
+    with pytest.raises(Unavailable, match="no worker serves it"):
+        await check(watch)  # the last look was a moment ago
+
+    monkeypatch.setattr(health, "START_REFRESH_S", 0.0)
+    await check(watch)
+
+
+async def test_a_gateway_knows_the_queue_before_it_serves(own_queue: str, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/tollgate.db"
+    migrate(url)
+    app = create_app(Settings(home=tmp_path, database_url=url, redis_url=own_queue))
+
+    async with app.lifespan():
+        assert app.state.services.requests.health.healthy
+
+
+async def test_many_refusals_share_one_look(redis: Redis) -> None:
+    watch = QueueHealth(redis, namespace=NAMESPACE)
+    await watch.try_refresh()
+    await asyncio.sleep(health.START_REFRESH_S)
+    looks = 0
+    refresh = watch.refresh
+
+    async def counted() -> None:
+        nonlocal looks
+        looks += 1
+        await refresh()
+
+    watch.refresh = counted  # type: ignore[method-assign]
+    answers = await asyncio.gather(*(check(watch) for _ in range(50)), return_exceptions=True)
+
+    assert {type(answer) for answer in answers} == {Unavailable}
+    assert looks == 1
