@@ -63,7 +63,9 @@ async def test_a_gateway_knows_the_queue_before_it_serves(own_queue: str, tmp_pa
     app = create_app(Settings(home=tmp_path, database_url=url, redis_url=own_queue))
 
     async with app.lifespan():
-        assert app.state.services.requests.health.healthy
+        healthy = app.state.services.requests.health.healthy
+
+    assert healthy
 
 
 async def test_many_refusals_share_one_look(redis: Redis) -> None:
