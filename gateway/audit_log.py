@@ -7,7 +7,7 @@ Secrets never get into it: ``before`` and ``after`` are built from the views tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -113,6 +113,7 @@ class AuditFilter:
     call_id: str | None = None
     starts_at: datetime | None = None
     ends_at: datetime | None = None
+    acts: Collection[Act] | None = None
 
     def conditions(self) -> list[ColumnElement[bool]]:
         named = {
@@ -130,6 +131,8 @@ class AuditFilter:
             found.append(audit_events.c.at >= self.starts_at)
         if self.ends_at is not None:
             found.append(audit_events.c.at < self.ends_at)
+        if self.acts is not None:
+            found.append(audit_events.c.act.in_(self.acts))
         return found
 
 

@@ -86,6 +86,10 @@ ACT_AREAS: Final[Mapping[str, Area]] = {
 """Area of each kind of act: of ``account.change``, the one of ``account``."""
 
 
+def area_of(act: str) -> Area:
+    return ACT_AREAS[act.partition(".")[0]]
+
+
 def may(role: Role, area: Area, *, write: bool) -> bool:
     return AREAS[area][role] in (("write",) if write else ("read", "write"))
 

@@ -6,12 +6,14 @@ name them.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal, TypeAlias, TypedDict, get_args
 
 from sqlalchemy import Connection, RowMapping, delete, insert, or_, select, update
+from sqlalchemy.exc import IntegrityError
 
 from gateway.accounts.roles import MemberRole, Role
 from gateway.checks.decoding import ID_MAX, read_id
@@ -69,7 +71,8 @@ def create_user(
     values = UserValues(name=name, email=email, role=role)
     _check(connection, values, None)
     made = insert(users).values(**_stored(values), created_at=datetime.now(UTC)).returning(users)
-    return _user(connection.execute(made).mappings().one())
+    with _taken_meanwhile(connection, email):
+        return _user(connection.execute(made).mappings().one())
 
 
 def find_user(connection: Connection, email_or_id: str) -> User:
@@ -106,7 +109,8 @@ def change_user(connection: Connection, user_id: int, values: UserValues) -> Use
     """Change the attributes that are given. Raise as ``create_user``."""
     _check(connection, values, user_id)
     if values:
-        connection.execute(update(users).where(users.c.id == user_id).values(**_stored(values)))
+        with _taken_meanwhile(connection, values.get("email")):
+            connection.execute(update(users).where(users.c.id == user_id).values(**_stored(values)))
     return find_user(connection, str(user_id))
 
 
@@ -168,6 +172,16 @@ def _check(connection: Connection, values: UserValues, user_id: int | None) -> N
         other = connection.execute(taken).scalar()
         if other is not None and other != user_id:
             raise UserExists(f"the email {email!r} is that of user {other}")
+
+
+@contextlib.contextmanager
+def _taken_meanwhile(connection: Connection, email: str | None) -> Iterator[None]:
+    """Raise ``UserExists`` if a concurrent transaction has taken the email."""
+    try:
+        with connection.begin_nested():
+            yield
+    except IntegrityError as error:
+        raise UserExists(f"the email {email!r} is that of another user") from error
 
 
 def _stored(values: UserValues) -> UserValues:

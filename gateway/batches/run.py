@@ -21,7 +21,7 @@ from typing import IO, Any, Final, TypeVar
 from sqlalchemy import Connection
 
 from gateway import metrics
-from gateway.accounts.keys import KeyInfo
+from gateway.accounts.keys import KeyInfo, key_by_id
 from gateway.batches import store
 from gateway.batches.check import Check, lines_of, mistake
 from gateway.batches.endpoint import BatchEndpoint
@@ -374,18 +374,15 @@ class Run:
     # --- The lease -------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
-        """Renew the lease; cancel running requests after a cancellation or the window's end."""
+        """Renew the lease, read the key's limits again; cancel running requests after a
+        cancellation or the window's end."""
         lease_s = self._settings.batch_lease_s
         renewed = time.monotonic()
         while True:
             await asyncio.sleep(min(BEAT_S, lease_s / 4))
             try:
-                until = datetime.now(UTC) + timedelta(seconds=lease_s)
-                self._check_stop(
-                    await self._write(
-                        functools.partial(store.renew, batch=self._batch, until=until)
-                    )
-                )
+                status, self._key = await self._write(self._renew)
+                self._check_stop(status)
                 renewed = time.monotonic()
             except OUTAGE as error:
                 if time.monotonic() - renewed > lease_s:
@@ -393,6 +390,11 @@ class Run:
                 log.warning("could not renew %s: %s", self._batch.id, type(error).__name__)
             if self._stop is not None:
                 await self._stop_running()
+
+    def _renew(self, connection: Connection) -> tuple[Status, KeyInfo]:
+        until = datetime.now(UTC) + timedelta(seconds=self._settings.batch_lease_s)
+        status = store.renew(connection, self._batch, until=until)
+        return status, key_by_id(connection, self._key.id)
 
     def _check_stop(self, status: Status) -> None:
         """Stop if the batch was cancelled or its window is over."""

@@ -15,7 +15,7 @@ from gateway.commands.terminal import (
     UtcTime,
     example,
     json_option,
-    print_views,
+    print_page,
     snapshot,
 )
 from gateway.operations.audit import FORMATS, AuditEventView, Format, export_page, list_page
@@ -63,8 +63,8 @@ def audit_list(limit: int, cursor: str | None, as_json: bool, **entered: Any) ->
     """List acts, newest first: of one account or of all."""
     with snapshot() as connection:
         wanted = filter_of(connection, **_read(entered))
-        found, _ = list_page(connection, wanted, limit=limit, cursor=cursor)
-    print_views(found, _row, as_json)
+        page = list_page(connection, wanted, limit=limit, cursor=cursor)
+    print_page(page, _row, as_json, "--before")
 
 
 @audit.command(

@@ -222,12 +222,13 @@ def print_page(
     page: tuple[Sequence[Mapping[str, Any]], str | None],
     row: Callable[[Any], dict[str, Any]],
     as_json: bool,
+    option: str = "--after",
 ) -> None:
-    """Print a page of views and, if there are more, on standard error how to continue."""
+    """Print a page of views and, if there are more, on standard error the option to continue."""
     views, cursor = page
     print_views(views, row, as_json)
     if cursor is not None:
-        click.echo(f"there are more: continue with --after {cursor}", err=True)
+        click.echo(f"there are more: continue with {option} {cursor}", err=True)
 
 
 def print_json(value: object) -> None:

@@ -11,7 +11,9 @@ from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 import msgspec
 from sqlalchemy import Connection
 
+from gateway.accounts.roles import Role, area_of, check_role, may
 from gateway.audit_log import (
+    ACTS,
     ID_PREFIX,
     Act,
     AuditEvent,
@@ -61,10 +63,26 @@ def read_filter(
     call_id: str | None,
     starts_at: datetime | None,
     ends_at: datetime | None,
+    role: Role = "operator",
 ) -> AuditFilter:
-    """Build a filter. Raise ``NotFound`` if the account does not exist."""
+    """Build a filter of acts in the areas that a role may read.
+
+    Raise ``NotFound`` if the account does not exist, ``Forbidden`` if the role may not read the
+    acts asked for.
+    """
+    if act is not None:
+        check_role(role, area_of(act), write=False)
+    readable = [each for each in ACTS if may(role, area_of(each), write=False)]
     return AuditFilter(
-        owner_id(connection, account), actor, act, subject, origin, call_id, starts_at, ends_at
+        owner_id(connection, account),
+        actor,
+        act,
+        subject,
+        origin,
+        call_id,
+        starts_at,
+        ends_at,
+        None if len(readable) == len(ACTS) else readable,
     )
 
 

@@ -202,6 +202,22 @@ def test_revoked_key_keeps_lines_that_were_already_submitted(stack: Stack) -> No
     assert stack.findings() == []
 
 
+def test_running_batch_obeys_its_changed_key(stack: Stack) -> None:
+    caller = stack.caller()
+    admin = stack.caller(credit="0", scopes=("admin",))
+    batch_id = submit(caller, content("slow", 60))
+    wait_for(lambda: now(caller, batch_id)["request_counts"]["completed"] > 3, "some lines")
+
+    path = f"/v1/admin/keys/{caller.key_id}"
+    admin.http.patch(path, json={"models": ["echo"]}).raise_for_status()
+
+    batch = ended(caller, batch_id)
+    failed = lines_of(caller, batch["error_file_id"])
+    assert {line["error"]["code"] for line in failed} == {"model_not_allowed"}
+    assert len(failed) + batch["request_counts"]["completed"] == 60
+    assert stack.held(caller) == 0
+
+
 def test_lines_not_run_in_the_window_expire_without_a_charge(stack: Stack) -> None:
     caller = stack.caller()
     stack.kill("gateway")

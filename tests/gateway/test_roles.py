@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from gateway.accounts.roles import ACT_AREAS, AREAS, ROLES, Role, may
+from gateway.accounts.roles import AREAS, ROLES, Role, area_of, may
 from tests.gateway.test_audit_log import CALLS, admin_routes
-from tests.stack import Stack
+from tests.stack import Caller, Stack
 
 
 def test_every_administrative_route_declares_an_area(tmp_path: Path) -> None:
@@ -21,7 +22,7 @@ def test_the_area_of_a_route_is_that_of_its_act(tmp_path: Path) -> None:
     areas = {handler.operation_id: handler.opt["area"] for _, handler in admin_routes(tmp_path)}
     for name, calls in CALLS.items():
         for act, _ in calls:
-            expected = ACT_AREAS[act.partition(".")[0]]
+            expected = area_of(act)
             # Finance changes the terms of an account; the handler checks the other fields.
             assert areas[name] == ("terms" if name == "ChangeAccount" else expected), name
 
@@ -53,6 +54,30 @@ def test_finance_changes_the_terms_of_an_account_and_nothing_else(stack: Stack) 
     assert terms.status_code == 200, terms.text
     assert status.status_code == 403
     assert status.json()["error"]["code"] == "role_not_allowed"
+
+
+def test_a_role_reads_the_acts_of_its_areas(stack: Stack) -> None:
+    path = "/v1/admin/audit"
+    account = str(stack.caller(credit="0").account_id)
+    admin = stack.caller(credit="0", scopes=("admin",))
+    admin.http.patch(f"/v1/admin/accounts/{account}", json={"credit_limit": "5"})
+    key = admin.http.post(f"/v1/admin/accounts/{account}/keys", json={"name": "its"})
+    assert key.is_success, key.text
+    finance = stack.caller(credit="0", scopes=("admin",), role="finance")
+
+    def acts(caller: Caller) -> set[str]:
+        listed = caller.http.get(path, params={"account": account}).json()["data"]
+        exported = caller.http.get(f"{path}/export", params={"account": account}).text
+        found = {each["act"] for each in listed}
+        assert found == {json.loads(line)["act"] for line in exported.splitlines()}
+        return found
+
+    assert acts(admin) >= {"account.change", "key.create"}
+    assert "account.change" in acts(finance)
+    assert "key.create" not in acts(finance)
+    refused = finance.http.get(path, params={"act": "key.create"})
+    assert refused.status_code == 403
+    assert refused.json()["error"]["code"] == "role_not_allowed"
 
 
 def test_role_is_shown_with_the_key(stack: Stack) -> None:

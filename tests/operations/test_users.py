@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_args
 
@@ -55,6 +56,20 @@ def test_email_belongs_to_one_user(database: Database) -> None:
     with pytest.raises(Conflict, match="is that of user"):
         change(database, str(bob["id"]), email="ann@example.com")
     assert change(database, "ann@example.com", email="ann@example.com")["name"] == "Ann"
+
+
+def test_email_is_given_once_in_a_race(database: Database) -> None:
+    def try_to_create(number: int) -> str:
+        try:
+            return create(database, name=f"Ann {number}", email="ann@example.com")["name"]
+        except Conflict as error:
+            return error.code
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(try_to_create, range(8)))
+
+    assert len([each for each in answers if each.startswith("Ann")]) == 1, answers
+    assert len(set(answers)) == 2, answers
 
 
 @pytest.mark.parametrize("email", ["ann", "@example.com", "ann@", "a b@example.com", "a@b@c"])

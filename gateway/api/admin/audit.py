@@ -49,6 +49,7 @@ async def read_audit_filter(
         call_id=call_id,
         starts_at=moment_in_query(first, "from"),
         ends_at=moment_in_query(last, "to"),
+        role=request.key.role or "operator",
     )
     return await request.services.database.read(read)
 
