@@ -136,7 +136,7 @@ def serve(home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
         },
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=240,
     )
 
 
