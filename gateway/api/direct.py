@@ -142,7 +142,9 @@ async def _answer(route: _Route, request: ApiRequest, data: BaseModel) -> None:
             await add_limit_headers(message, scope)
             await request.send(message)
 
-        await response.to_asgi_response(app=None, request=request)(scope, request.receive, send)
+        stream = response.to_asgi_response(app=None, request=request)
+        await stream.start_response(send)
+        await stream.send_body(request.send, request.receive)
         return
     # What the framework would send for a response that is JSON already.
     content: Any = response.content

@@ -63,8 +63,10 @@ class Waiter:
         """Wait for events; return an empty list if the request is settled or the time is up."""
         if not self._woken and not self.settled:
             self._waiting = asyncio.get_running_loop().create_future()
-            with contextlib.suppress(TimeoutError):
+            try:
                 await limit.apply(self._waiting)
+            except TimeoutError:
+                return []
         self._woken = False
         events, self._events = self._events, []
         return events

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
@@ -82,6 +83,7 @@ class Ticket:
         self.replayed = self._admitted is None
         self._incremental = self._admitted.incremental if self._admitted else None
         self._extend_at = 0.0
+        self._look_first = self.replayed
         self._closed: ClosedRequest | None = None
         self._gone: asyncio.Task[None] | None = None
         self._waiter = services.waiters.add(request_id)
@@ -158,37 +160,23 @@ class Ticket:
 
     async def ended(self) -> ClosedRequest:
         """Wait for the end, without a timeout."""
-        async for _ in self._news():
+        while await self.next_events() is not None:
             pass
         assert self._closed is not None
         return self._closed
 
-    async def events(self, keep_alive_s: float) -> AsyncIterator[SentEvent | None]:
-        """Yield events until the request is closed, and None as a keep-alive between them."""
-        sent_at = time.monotonic()
-        async for events in self._news():
-            if self._incremental is not None:
-                await self._extend(events)
-            for event in events:
-                yield event
-            now = time.monotonic()
-            if events:
-                sent_at = now
-            elif now - sent_at >= keep_alive_s:
-                sent_at = now
-                yield None
-
-    async def _news(self) -> AsyncIterator[list[SentEvent]]:
-        """Yield batches of events, empty ones at intervals, until the request is closed.
+    async def next_events(self, keep_alive_s: float = math.inf) -> list[SentEvent] | None:
+        """Wait for events. Return none at all if a keep-alive is due first, and None after the end.
 
         The wake-up of a request that another process settled can be lost, so the request is looked
         up after a while without events. A replayed request is looked up first: it may have been
         closed long ago.
         """
-        if self.replayed:
+        if self._look_first:
+            self._look_first = False
             await self._look()
         poll_s = POLL_REPLAYED_S if self.replayed else POLL_S
-        received_at = time.monotonic()
+        since = looked_at = time.monotonic()
         while self._closed is None:
             events = await self._waiter.next(self._services.tick)
             if self._gone is not None and self._gone.done() and self._waiter.closed is None:
@@ -202,12 +190,16 @@ class Ticket:
                 is_stored = closed.output is not None and closed.output.stored is not None
                 lookup = self._services.lookup
                 self._closed = await lookup.with_output(closed) if is_stored else closed
-            elif self._waiter.settled or time.monotonic() - received_at >= poll_s:
+            elif self._waiter.settled or time.monotonic() - looked_at >= poll_s:
                 await self._look()
-                received_at = time.monotonic()
+                looked_at = time.monotonic()
+            if self._incremental is not None:
+                await self._extend(events)
             if events:
-                received_at = time.monotonic()
-            yield events
+                return events
+            if time.monotonic() - since >= keep_alive_s:
+                return []
+        return None
 
     async def _extend(self, events: Sequence[SentEvent]) -> None:
         """Keep the hold ahead of what is produced. The stream continues if that fails for now: it

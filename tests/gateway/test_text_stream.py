@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.http.text_stream import TextDelta, TextStream
+from gateway.api.openai.chat import ChunkWriter, TextWriter
+from gateway.api.openai.completions import CompletionWriter
 from gateway.errors import RequestFailed
 from workers.contract.jobs import Choice, RequestId, SentEvent, Started, Tokens, ToolCall
 
@@ -33,6 +39,18 @@ def test_missed_reasoning_is_sent_at_the_end() -> None:
     (piece,) = stream.rest([Choice(0, "6", "stop", reasoning="Hm")])
 
     assert (piece.text, piece.reasoning, piece.is_first) == ("6", "Hm", True)
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+@pytest.mark.parametrize("kind", [ChunkWriter, CompletionWriter])
+@given(texts=st.lists(st.text(), min_size=2, max_size=2))
+def test_events_of_text_are_those_of_the_encoder(
+    kind: type[ChunkWriter], include_usage: bool, texts: list[str]
+) -> None:
+    ticket: Any = SimpleNamespace(request_id=ID, accepted_at=datetime.now(UTC), model='a "model"')
+    writer: TextWriter = kind(ticket, include_usage=include_usage)
+    for index, text in enumerate(texts * 2):
+        assert writer._text_event(index % 2, text) == writer._write_text(index % 2, text)
 
 
 CALLS = (ToolCall("1", "f", "{}"), ToolCall("2", "g", "{}"))

@@ -7,6 +7,7 @@ neither queue nor engines nor money.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Final, Literal, NewType, TypeAlias
 
 import msgspec
@@ -421,7 +422,8 @@ class _Sent(msgspec.Struct, frozen=True, array_like=True):
     event: msgspec.Raw
 
 
-_frame_decoder = msgspec.msgpack.Decoder(tuple[_Sent, ...])
+_frame_decoder = msgspec.msgpack.Decoder(tuple[SentEvent, ...])
+_tolerant_decoder = msgspec.msgpack.Decoder(tuple[_Sent, ...])
 _event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 
@@ -455,8 +457,10 @@ def decode_frame(data: bytes) -> tuple[SentEvent, ...]:
 
     Raise ``msgspec.DecodeError`` if the frame is malformed.
     """
+    with contextlib.suppress(msgspec.ValidationError):
+        return _frame_decoder.decode(data)
     events = []
-    for sent in _frame_decoder.decode(data):
+    for sent in _tolerant_decoder.decode(data):
         try:
             event = _event_decoder.decode(sent.event)
         except msgspec.ValidationError:

@@ -109,12 +109,15 @@ async def _stream(ticket: Ticket, writer: StreamWriter) -> AsyncIterator[bytes]:
 
 async def stream_events(ticket: Ticket, writer: StreamWriter) -> AsyncIterator[bytes]:
     """Yield the events of an answer. Within ``ticket``, ending this early cancels the request."""
+    data = b""
     try:
-        async for sent in ticket.events(KEEP_ALIVE_S):
-            if sent is None:
-                yield KEEP_ALIVE
-            elif data := writer.write(sent):
+        while (events := await ticket.next_events(KEEP_ALIVE_S)) is not None:
+            data = b"" if events else KEEP_ALIVE
+            for sent in events:
+                data += writer.write(sent)
+            if data:
                 yield data
+                data = b""
         yield writer.finish(ticket.result)
     except RequestFailed as error:
-        yield writer.fail(error)
+        yield data + writer.fail(error)

@@ -49,12 +49,13 @@ class AudioResponse:
 
         Raise ``RequestFailed`` if the request ends without audio.
         """
-        async for sent in self.ticket.events(KEEP_ALIVE_S):
-            if sent is None:
+        while (events := await self.ticket.next_events(KEEP_ALIVE_S)) is not None:
+            if not events:
                 yield b""
-            elif isinstance(sent.event, AudioChunk):
-                async for data in self._receive(sent, sent.event):
-                    yield data
+            for sent in events:
+                if isinstance(sent.event, AudioChunk):
+                    async for data in self._receive(sent, sent.event):
+                        yield data
         closed = self.ticket.result
         if self._sent:
             # The end can be reported before the last chunks are received.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Final
 
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,10 +25,10 @@ def answered_when_stopped(app: ASGIApp) -> ASGIApp:
     async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
         started = False
 
-        async def watched(message: Message) -> None:
+        def watched(message: Message) -> Awaitable[None]:
             nonlocal started
             started = started or message["type"] == "http.response.start"
-            await send(message)
+            return send(message)
 
         try:
             await app(scope, receive, watched)

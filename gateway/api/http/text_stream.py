@@ -30,8 +30,7 @@ class LogprobView(TokenView):
     top_logprobs: list[TokenView]
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True):
     """New text and new tool calls of one choice."""
 
     index: int

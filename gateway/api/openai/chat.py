@@ -263,6 +263,7 @@ class TextWriter(ABC):
         }
         self._include_usage = include_usage
         self._stream = TextStream(ticket.request_id)
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
 
     def write(self, sent: SentEvent) -> bytes:
         """Return the chunks for an event, or ``b""``."""
@@ -283,12 +284,25 @@ class TextWriter(ABC):
     def fail(self, error: RequestFailed) -> bytes:
         return event_data(render_openai(error)) + DONE
 
+    def _text_event(self, index: int, text: str) -> bytes:
+        """Return ``_write_text``, of which only the text differs between events."""
+        frame = self._frames.get(index)
+        if frame is None:
+            # No other text of an event contains this character.
+            head, _, tail = self._write_text(index, "\0").partition(encode_json("\0"))
+            frame = self._frames[index] = head, tail
+        return b"%b%b%b" % (frame[0], encode_json(text), frame[1])
+
     def _event(self, **content: Any) -> bytes:
         return event_data({**self._envelope, **content})
 
     @abstractmethod
     def _write_delta(self, delta: TextDelta) -> bytes:
         """Return the chunks for a delta."""
+
+    @abstractmethod
+    def _write_text(self, index: int, text: str) -> bytes:
+        """Return the chunk for text without log probabilities."""
 
     @abstractmethod
     def _end(self, reasons: Mapping[int, str], usage: UsageView) -> Iterator[bytes]:
@@ -308,7 +322,9 @@ class ChunkWriter(TextWriter):
         if delta.reasoning:
             reasoning = {"reasoning_content": delta.reasoning}
             chunks += self._chunk([_delta(delta.index, reasoning)])
-        if delta.text:
+        if delta.text and delta.logprobs is None:
+            chunks += self._text_event(delta.index, delta.text)
+        elif delta.text:
             content = _delta(
                 delta.index, {"content": delta.text}, logprobs=_logprobs(delta.logprobs)
             )
@@ -317,6 +333,9 @@ class ChunkWriter(TextWriter):
             calls = {"tool_calls": [{"index": number, **_call(call)}]}
             chunks += self._chunk([_delta(delta.index, calls)])
         return chunks
+
+    def _write_text(self, index: int, text: str) -> bytes:
+        return self._chunk([_delta(index, {"content": text})])
 
     def _end(self, reasons: Mapping[int, str], usage: UsageView) -> Iterator[bytes]:
         for place, (index, reason) in enumerate(reasons.items(), start=1):

@@ -157,8 +157,13 @@ class CompletionWriter(TextWriter):
             return b""
         begin = self._lengths.get(delta.index, 0)
         self._lengths[delta.index] = begin + len(delta.text)
+        if delta.logprobs is None:
+            return self._text_event(delta.index, delta.text)
         choice = _choice(delta.index, delta.text, None, delta.logprobs, begin=begin)
         return self._event(choices=[choice])
+
+    def _write_text(self, index: int, text: str) -> bytes:
+        return self._event(choices=[_choice(index, text, None, None)])
 
     def _end(self, reasons: Mapping[int, str], usage: UsageView) -> Iterator[bytes]:
         for index, reason in reasons.items():

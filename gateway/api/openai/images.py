@@ -171,11 +171,12 @@ async def _stream(ticket: Ticket, answer: ImageAnswer) -> AsyncIterator[bytes]:
     """Yield the events of an answer. Ending this early cancels the request."""
     with ticket:
         try:
-            async for sent in ticket.events(KEEP_ALIVE_S):
-                if sent is None:
+            while (events := await ticket.next_events(KEEP_ALIVE_S)) is not None:
+                if not events:
                     yield KEEP_ALIVE
-                elif event := await answer.preview(sent):
-                    yield _written(event)
+                for sent in events:
+                    if event := await answer.preview(sent):
+                        yield _written(event)
             raise_unless_succeeded(ticket.result)
             async for event in answer.completed(ticket.result):
                 yield _written(event)
