@@ -58,6 +58,7 @@ from gateway.scheduled import (
     erasure_tasks,
     file_tasks,
     media_tasks,
+    partition_tasks,
     reconciliation_tasks,
     recount_tasks,
     retention_tasks,
@@ -201,6 +202,7 @@ def create_app(settings: Settings) -> Litestar:
                         database, keys_kept=timedelta(days=settings.idempotency_retention_days)
                     ),
                     *recount_tasks(database),
+                    *partition_tasks(database),
                     *reconciliation_tasks(database, services.payment_provider),
                     *audit_log_tasks(database, days=settings.audit_retention_days),
                     *(close_tasks(database) if settings.close_months else ()),

@@ -145,6 +145,13 @@ CHORE_SECONDS = Gauge(
     multiprocess_mode="mostrecent",
     registry=REGISTRY,
 )
+DEFAULT_PARTITION_ROWS = Gauge(
+    "tollgate_default_partition_rows",
+    "Rows in a table's default partition on PostgreSQL, which should be empty; at most 10,000.",
+    ["table"],
+    multiprocess_mode="mostrecent",
+    registry=REGISTRY,
+)
 RECONCILED_AT = Gauge(
     "tollgate_reconciled_at",
     "Unix time of the last reconciliation.",

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
 from sqlalchemy import Connection, select, update
+from sqlalchemy.exc import OperationalError
 
 from gateway import metrics
 from gateway.aside import delete_obsolete_notes
@@ -32,6 +33,7 @@ from gateway.ledger.periods import month_of
 from gateway.payments.provider import PaymentProvider
 from gateway.sql.database import Database, upsert
 from gateway.sql.outages import OUTAGE
+from gateway.sql.partitions import create_month, missing_months, rows_in_default
 from gateway.supervision import Beat, no_beat
 from gateway.tables.core import chores
 from gateway.voices.store import Voices
@@ -255,6 +257,25 @@ def audit_log_tasks(database: Database, *, days: float | None) -> tuple[Schedule
         return delete_expired(connection, midnight - timedelta(days=days), limit=limit)
 
     return (ScheduledTask("audit log", HOUR, _in_batches(database, forget, FORGET_BATCH)),)
+
+
+def partition_tasks(database: Database) -> tuple[ScheduledTask, ...]:
+    """Create the partitions of the next months, and watch the default ones. Only on PostgreSQL."""
+
+    async def create() -> None:
+        now = datetime.now(UTC)
+        for month in await database.slow(lambda connection: missing_months(connection, now)):
+            try:
+                await database.slow_write(functools.partial(create_month, month=month))
+            except OperationalError as error:
+                # There are months of time left, and bookings must not wait for this.
+                log.warning("the partitions of %s are not created yet: %s", month, error.orig)
+        for table, rows in (await database.slow(rows_in_default)).items():
+            metrics.DEFAULT_PARTITION_ROWS.labels(table).set(rows)
+            if rows:
+                log.warning("%s has %d rows outside of its monthly partitions", table, rows)
+
+    return (ScheduledTask("partitions", HOUR, create),)
 
 
 def close_tasks(database: Database) -> tuple[ScheduledTask, ...]:

@@ -13,7 +13,17 @@ from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
-from sqlalchemy import BigInteger, ColumnElement, Connection, Select, case, cast, or_, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Select,
+    case,
+    cast,
+    exists,
+    or_,
+    select,
+)
 
 from gateway.ledger.closed import ClosedRequest, read_closed
 from gateway.ledger.concurrency import miscounts
@@ -28,11 +38,14 @@ from gateway.tables.core import (
     holds,
     keys,
     lots,
+    outputs,
     price_periods,
     receipts,
     refunds,
     transfers,
 )
+from gateway.tables.payments import payments
+from gateway.tables.webhooks import webhook_deliveries
 from gateway.tables.workflows import receipt_steps
 from workers.contract.jobs import Usage
 
@@ -311,6 +324,26 @@ def _balances_follow_transfers(connection: Connection) -> Iterator[Finding]:
         version, balance = row.version, row.after
 
 
+def _references_exist(connection: Connection) -> Iterator[Finding]:
+    """R14: each reference to a receipt or a transfer has its row. On PostgreSQL these tables have
+    partitions, and no foreign key refers to them."""
+    for column, target in (
+        (receipts.c.transfer_id, transfers.c.id),
+        (refunds.c.transfer_id, transfers.c.id),
+        (lots.c.transfer_id, transfers.c.id),
+        (payments.c.transfer_id, transfers.c.id),
+        (refunds.c.request_id, receipts.c.request_id),
+        (receipt_steps.c.request_id, receipts.c.request_id),
+        (outputs.c.request_id, receipts.c.request_id),
+        (webhook_deliveries.c.request_id, receipts.c.request_id),
+    ):
+        lost = select(column).where(column.is_not(None), ~exists().where(target == column))
+        for value in connection.execute(lost.distinct()).scalars():
+            yield Finding(
+                "R14", f"{column.table.name} {value}", f"refers to no row of {target.table.name}"
+            )
+
+
 _RULES: Final[tuple[Callable[[Connection], Iterator[Finding]], ...]] = (
     _sums_to_zero,
     _posted_is_sum_of_transfers,
@@ -322,6 +355,7 @@ _RULES: Final[tuple[Callable[[Connection], Iterator[Finding]], ...]] = (
     _lots_are_the_balance,
     _windows_are_sums,
     _balances_follow_transfers,
+    _references_exist,
 )
 
 

@@ -48,6 +48,7 @@ from gateway.concurrency_limiter import ConcurrencyLimiter
 from gateway.sql.connections import WriteConnections
 from gateway.sql.lanes import MIGRATE, READ, REPORT, SLOW, WRITE, Lane, deadlocked
 from gateway.sql.lanes import open_engine as open_engine
+from gateway.sql.partitions import create_ahead
 
 T = TypeVar("T")
 Begin: TypeAlias = Callable[[], AbstractContextManager[Connection]]
@@ -319,7 +320,8 @@ def _transact(begin: Begin, function: Callable[[Connection], T]) -> T:
 
 
 def migrate(url: str, *, prepare: bool = True, migrated: Migrated | None = None) -> None:
-    """Migrate a database to the newest schema. No effect if it is current.
+    """Migrate a database to the newest schema, and create the partitions of the next months. No
+    effect if it is current.
 
     ``migrated`` is called in the same transaction if the schema has changed, with the names of the
     old and the new one.
@@ -331,6 +333,7 @@ def migrate(url: str, *, prepare: bool = True, migrated: Migrated | None = None)
             config.attributes["connection"] = connection
             old = MigrationContext.configure(connection).get_current_revision()
             command.upgrade(config, "head")
+            create_ahead(connection, datetime.now(UTC))
             new = MigrationContext.configure(connection).get_current_revision()
             if migrated is not None and new is not None and new != old:
                 migrated(connection, old, new)

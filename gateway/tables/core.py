@@ -3,7 +3,7 @@
 An accepted request is a row of ``holds`` or a row of ``receipts``, never both. ``transfers``,
 ``receipts``, ``refunds``, ``prices``, ``price_periods``, ``invoices`` and ``invoice_lines`` are
 append-only. Only customer accounts have a stored balance; those of system accounts are sums of
-transfers. Money is BIGINT nano-dollars.
+transfers. Money is BIGINT nano-dollars. For PostgreSQL's partitions see ``sql.partitions``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,231 @@
+"""Monthly partitions on PostgreSQL: created ahead, detached, attached, and no row is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, func, select
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+import migrations
+from gateway import metrics
+from gateway.ids import first_request_id
+from gateway.ledger.holds import hold
+from gateway.ledger.reconcile import reconcile
+from gateway.scheduled import partition_tasks
+from gateway.sql.database import Database
+from gateway.sql.partitions import (
+    PARTITIONED,
+    attach_month,
+    create_ahead,
+    create_month,
+    detach_month,
+    drop_month,
+    is_described,
+    list_partitions,
+    missing_months,
+    rows_in_default,
+)
+from gateway.tables.core import metadata, outputs, receipts, transfers
+from tests.databases import Databases
+from tests.ledger.books import Books, open_books
+from tests.ledger.test_statement_counts import with_output
+from workers.contract.jobs import RequestId
+
+CREDIT = 10_000_000
+LATER = datetime(2031, 5, 17, tzinfo=UTC)
+MONTH = "2031-05"
+
+
+@pytest.fixture(scope="module")
+def databases(tmp_path_factory: pytest.TempPathFactory, postgres: str) -> Databases:
+    return Databases("postgresql", tmp_path_factory.mktemp("databases"), postgres)
+
+
+@pytest.fixture
+def books(database: Database) -> Books:
+    return open_books(database, credit=CREDIT)
+
+
+def charge(books: Books, *, at: datetime | None = None, id: str | None = None) -> RequestId:
+    """Settle a request whose id is of a moment, or any."""
+    changes = {}
+    if at is not None:
+        id = first_request_id(at).ljust(36, "0")
+    if id is not None:
+        changes["request_id"] = RequestId(id)
+    order = books.order(**changes)
+    with books.database.transaction() as connection:
+        hold(connection, [order])
+    (closing,) = books.settle(with_output(order))
+    assert closing is not None
+    return order.request_id
+
+
+@contextmanager
+def sound(database: Database) -> Iterator[Connection]:
+    """A transaction at whose end the books agree."""
+    with database.transaction() as connection:
+        yield connection
+        assert reconcile(connection, now=datetime.now(UTC)) == []
+
+
+def ids(connection: Connection, source: str) -> list[str]:
+    return list(connection.exec_driver_sql(f"SELECT request_id FROM {source} ORDER BY 1").scalars())
+
+
+def test_this_month_and_three_more_have_partitions(database: Database) -> None:
+    with database.transaction() as connection:
+        now = datetime.now(UTC)
+        assert missing_months(connection, now) == []
+        assert {each.table for each in list_partitions(connection, f"{now:%Y-%m}")} == {
+            *PARTITIONED
+        }
+        assert len(list_partitions(connection)) == 4 * len(PARTITIONED)
+
+        # Nothing created any for two months.
+        made = create_ahead(connection, now + timedelta(days=62))
+
+        assert len(made) == 2 * len(PARTITIONED)
+
+
+def test_rows_of_a_month_leave_the_default_partition_when_it_is_created(books: Books) -> None:
+    late, odd, now = charge(books, at=LATER), charge(books, id="zzz"), charge(books)
+    with books.database.transaction() as connection:
+        assert rows_in_default(connection)["receipts"] == 2
+
+    with sound(books.database) as connection:
+        create_month(connection, MONTH)
+
+        assert ids(connection, "receipts_2031_05") == ids(connection, "outputs_2031_05") == [late]
+        assert ids(connection, "receipts_default") == [odd]
+        assert ids(connection, "receipts") == sorted([late, odd, now])
+    with books.database.transaction() as connection, pytest.raises(DBAPIError, match="append-only"):
+        connection.execute(receipts.delete().where(receipts.c.request_id == odd))
+
+
+def test_month_is_detached_attached_again_and_dropped(books: Books) -> None:
+    late, now = charge(books, at=LATER), charge(books)
+    with books.database.transaction() as connection:
+        create_month(connection, MONTH)
+        detach_month(connection, MONTH)
+
+        assert ids(connection, "receipts") == [now]
+        assert {each.attached for each in list_partitions(connection, MONTH)} == {False}
+        assert {each.rule for each in reconcile(connection, now=datetime.now(UTC))} == {"R4"}
+        with pytest.raises(DBAPIError, match="append-only"), connection.begin_nested():
+            connection.exec_driver_sql("DELETE FROM receipts_2031_05")
+    with sound(books.database) as connection:
+        attach_month(connection, MONTH)
+
+        assert ids(connection, "receipts") == sorted([late, now])
+        with pytest.raises(ValueError, match="detach it first"):
+            drop_month(connection, MONTH)
+    with books.database.transaction() as connection:
+        detach_month(connection, MONTH)
+        drop_month(connection, MONTH)
+
+        assert list_partitions(connection, MONTH) == []
+
+
+async def test_scheduled_task_creates_partitions_and_counts_strays(books: Books) -> None:
+    charge(books, id="zzz")
+    newest = "2026-01"
+    with books.database.transaction() as connection:
+        newest = list_partitions(connection)[-1].month
+        detach_month(connection, newest)
+        drop_month(connection, newest)
+    (task,) = partition_tasks(books.database)
+
+    await task.run()
+
+    with books.database.transaction() as connection:
+        assert len(list_partitions(connection, newest)) == len(PARTITIONED)
+    strays = metrics.REGISTRY.get_sample_value(
+        "tollgate_default_partition_rows", {"table": "receipts"}
+    )
+    assert strays == 1
+
+
+def test_key_of_a_transfer_is_used_once_in_all_months(books: Books) -> None:
+    other = open_books(books.database, credit=0)
+    with books.database.transaction() as connection:
+        create_month(connection, MONTH)
+    key = f"topup:{books.account.id}"
+
+    with books.database.transaction() as connection, pytest.raises(IntegrityError, match=key):
+        # As if its earlier use were not visible yet.
+        connection.execute(
+            transfers.insert().values(
+                key=key, kind="topup", from_account=1, to_account=other.account.id,
+                amount_nanos=1, posted_after=1, account_version=1, actor="x", booked_at=LATER,
+            )
+        )  # fmt: skip
+
+
+def test_reference_to_a_missing_receipt_is_found(books: Books) -> None:
+    with books.database.transaction() as connection:
+        connection.execute(outputs.insert().values(request_id="x", body=b"", expires_at=LATER))
+
+        (finding,) = reconcile(connection, now=datetime.now(UTC))
+
+    assert str(finding) == "R14 outputs x: refers to no row of receipts"
+
+
+def test_filled_database_is_migrated_down_and_up(books: Books) -> None:
+    settled = [charge(books), charge(books, at=LATER), charge(books, id="zzz")]
+    whole = select(receipts).order_by(receipts.c.request_id)
+    with books.database.transaction() as connection:
+        before = connection.execute(whole).all()
+
+    with sound(books.database) as connection:
+        command.downgrade(_config(connection), "0018")
+    with books.database.transaction() as connection:
+        counted = [
+            connection.exec_driver_sql(f"SELECT count(*) FROM {which}").scalar_one()
+            for which in (
+                "pg_inherits JOIN pg_class ON oid = inhparent WHERE relkind = 'p'",
+                "pg_constraint WHERE contype = 'f' AND "
+                "confrelid IN ('receipts'::regclass, 'transfers'::regclass)",
+            )
+        ]
+        assert counted == [0, 8]
+        with pytest.raises(IntegrityError), connection.begin_nested():
+            connection.execute(outputs.insert().values(request_id="x", body=b"", expires_at=LATER))
+        with pytest.raises(DBAPIError, match="append-only"), connection.begin_nested():
+            connection.execute(receipts.delete())
+    with sound(books.database) as connection:
+        command.upgrade(_config(connection), "head")
+        create_ahead(connection, datetime.now(UTC))
+
+        assert connection.execute(whole).all() == before
+        assert len(list_partitions(connection)) == 3 * len(PARTITIONED)
+        assert rows_in_default(connection) == {
+            "transfers": 0, "receipts": 2, "receipt_steps": 0, "outputs": 2
+        }  # fmt: skip
+        context = MigrationContext.configure(
+            connection, opts={"compare_type": False, "include_object": is_described}
+        )
+        assert compare_metadata(context, metadata) == []
+        with pytest.raises(DBAPIError, match="append-only"), connection.begin_nested():
+            connection.execute(receipts.delete())
+    again = open_books(books.database, credit=CREDIT)
+    charge(again)
+    with sound(books.database) as connection:
+        newest = select(func.max(transfers.c.id))
+        assert connection.execute(newest).scalar_one() > len(settled) + 1
+
+
+def _config(connection: Connection) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    config.attributes["connection"] = connection
+    return config
