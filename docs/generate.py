@@ -22,6 +22,7 @@ import yaml
 from gateway import errors
 from gateway.__main__ import cli
 from gateway.app import create_app
+from gateway.commands.terminal import subcommands
 from gateway.settings import Settings
 from workers.__main__ import main as worker
 
@@ -131,7 +132,7 @@ def _contexts(command: click.Command, context: click.Context) -> Iterator[click.
     """Yield the context of a command, then those of its subcommands."""
     yield context
     if isinstance(command, click.Group):
-        for name, child in sorted(command.commands.items()):
+        for name, child in subcommands(command, context):
             yield from _contexts(child, click.Context(child, info_name=name, parent=context))
 
 

@@ -8,27 +8,14 @@ from __future__ import annotations
 
 import functools
 import logging
+from typing import Final
 
 import click
 from sqlalchemy.exc import DBAPIError
 
-from gateway.catalog.loader import CatalogError
-from gateway.commands.accounts import account, key
-from gateway.commands.aside import aside
-from gateway.commands.audit import audit
-from gateway.commands.catalog import catalog
-from gateway.commands.credit import credit
-from gateway.commands.limits import budget, limit
-from gateway.commands.periods import invoice, period, rebate
-from gateway.commands.plan import plan_command
-from gateway.commands.reports import (
-    export_command,
-    ledger_command,
-    reconcile_command,
-    usage_command,
-)
+from gateway.catalog.problems import CatalogError
 from gateway.commands.terminal import (
-    Commands,
+    LazyCommands,
     actor_option,
     command_author,
     example,
@@ -36,18 +23,40 @@ from gateway.commands.terminal import (
     read_settings,
     refuse,
 )
-from gateway.commands.users import member, user
-from gateway.commands.webhooks import webhook
 from gateway.errors import TollgateError
 from gateway.operations.database import record_migration
 from gateway.settings import Settings
 from gateway.sql.database import migrate
-from gateway.up import embedded
-from gateway.up.embedded import CannotStart
+
+COMMANDS: Final = {
+    "account": "accounts:account",
+    "aside": "aside:aside",
+    "audit": "audit:audit",
+    "budget": "limits:budget",
+    "catalog": "catalog:catalog",
+    "credit": "credit:credit",
+    "export": "reports:export_command",
+    "invoice": "periods:invoice",
+    "key": "accounts:key",
+    "ledger": "reports:ledger_command",
+    "limit": "limits:limit",
+    "member": "users:member",
+    "period": "periods:period",
+    "plan": "plan:plan_command",
+    "rebate": "periods:rebate",
+    "reconcile": "reports:reconcile_command",
+    "usage": "reports:usage_command",
+    "user": "users:user",
+    "webhook": "webhooks:webhook",
+}
+"""Where each command is found in ``gateway.commands``; only the command that runs is imported."""
 
 
 @click.group(
-    cls=Commands, context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]}
+    cls=LazyCommands,
+    package="gateway.commands",
+    places=COMMANDS,
+    context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
 )
 def cli() -> None:
     """Tollgate: a self-hosted inference gateway with per-request pricing.
@@ -59,7 +68,12 @@ def cli() -> None:
 @cli.command(epilog=example("TOLLGATE_PORT=9000 tollgate up"))
 def up() -> None:
     """Run everything on this machine: queue server, gateway and a worker, in the foreground."""
-    embedded.run(read_settings())
+    from gateway.up.embedded import CannotStart, run
+
+    try:
+        run(read_settings())
+    except CannotStart as error:
+        refuse(str(error))
 
 
 @cli.command(
@@ -123,35 +137,11 @@ def migrate_command() -> None:
     click.echo("the database is up to date")
 
 
-for command in (
-    account,
-    key,
-    credit,
-    budget,
-    limit,
-    catalog,
-    plan_command,
-    period,
-    invoice,
-    rebate,
-    usage_command,
-    export_command,
-    ledger_command,
-    reconcile_command,
-    webhook,
-    aside,
-    audit,
-    user,
-    member,
-):
-    cli.add_command(command)
-
-
 def main() -> None:
     """Run the command; print errors that an operator can fix in one line."""
     try:
         cli(prog_name="tollgate")
-    except (CannotStart, LookupError, ValueError) as error:
+    except (LookupError, ValueError) as error:
         refuse(str(error.args[0] if error.args else error))
     except TollgateError as error:
         refuse(error.message)

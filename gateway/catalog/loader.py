@@ -8,13 +8,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from gateway.catalog.document import Document, Flaw, Place, Unreadable
+from gateway.catalog.problems import CatalogError, CatalogProblem
 from gateway.catalog.rules import Conflicts, repeated, route
 from gateway.catalog.schema import (
     Catalog,
@@ -62,29 +62,6 @@ _PATTERNS: Final[Mapping[str, str]] = {
     "sizes": 'accepted is width and height in pixels, such as "1024x768"',
     "credential": "accepted is the name of an environment variable, such as ACME_API_KEY",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogProblem:
-    """An error in a catalog file, at ``path``, such as ``models[3].price[0].unit``."""
-
-    file: str
-    line: int
-    column: int
-    path: str
-    message: str
-
-    def __str__(self) -> str:
-        where = f" {self.path}:" if self.path else ""
-        return f"{self.file}:{self.line}:{self.column}:{where} {self.message}"
-
-
-class CatalogError(Exception):
-    """The catalog is invalid; ``problems`` lists every error."""
-
-    def __init__(self, problems: Sequence[CatalogProblem]) -> None:
-        super().__init__("\n".join(str(problem) for problem in problems))
-        self.problems = tuple(problems)
 
 
 def load_catalog(path: Path) -> Catalog:

@@ -26,7 +26,8 @@ from gateway import metrics
 from gateway.aside import Aside
 from gateway.audit_log import Author, record
 from gateway.catalog.batch_prices import BatchPrice, PriceSchedule, PriceStart, due
-from gateway.catalog.loader import CatalogError, CatalogProblem, load_catalog
+from gateway.catalog.loader import load_catalog
+from gateway.catalog.problems import CatalogError, CatalogProblem
 from gateway.catalog.schema import Catalog, CatalogEntry
 from gateway.errors import InvalidRequest, Unavailable
 from gateway.ledger.discounts import (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import getitem
 from typing import Any, Concatenate, Final, NoReturn, ParamSpec, TypeVar
@@ -108,6 +109,39 @@ class Commands(click.Group):
                 f"{error.option_name} is not an option, and amounts cannot be negative",
                 ctx=error.ctx,
             ) from None
+
+
+class LazyCommands(Commands):
+    """Group that imports a command when it is used, since most modules are slow to import.
+
+    ``places`` maps names of commands to ``module:attribute`` in ``package``.
+    """
+
+    def __init__(
+        self, *arguments: Any, package: str, places: Mapping[str, str], **options: Any
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self._package = package
+        self._places = places
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *self._places])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._places:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = self._places[cmd_name].partition(":")
+        found = getattr(importlib.import_module(f"{self._package}.{module}"), attribute)
+        assert isinstance(found, click.Command)
+        return found
+
+
+def subcommands(group: click.Group, ctx: click.Context) -> Iterator[tuple[str, click.Command]]:
+    """Yield the commands of a group with their names, in alphabetical order."""
+    for name in group.list_commands(ctx):
+        command = group.get_command(ctx, name)
+        assert command is not None
+        yield name, command
 
 
 def page_options(command: F) -> F:

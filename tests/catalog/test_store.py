@@ -16,7 +16,7 @@ from sqlalchemy import select
 from gateway.app import reload_on_hangup
 from gateway.audit_log import Author
 from gateway.catalog import store
-from gateway.catalog.loader import CatalogError
+from gateway.catalog.problems import CatalogError
 from gateway.catalog.store import LiveCatalog
 from gateway.errors import Unavailable
 from gateway.ledger.prices import in_force

@@ -16,6 +16,7 @@ from sqlalchemy import insert
 from gateway.__main__ import cli
 from gateway.aside import add_note
 from gateway.audit_log import AuditEvent, AuditFilter, list_events
+from gateway.commands.terminal import subcommands
 from gateway.ledger.holds import hold
 from gateway.ledger.prices import put_in_force
 from gateway.pricing import Component, Price
@@ -95,7 +96,7 @@ ACTING: dict[str, tuple[str, str]] = {
 
 
 def leaves(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
-    for name, command in group.commands.items():
+    for name, command in subcommands(group, click.Context(group)):
         if isinstance(command, click.Group):
             yield from leaves(command, f"{path}{name} ")
         else:

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from sqlalchemy import update
 
 from gateway.__main__ import cli
+from gateway.commands.terminal import subcommands
 from gateway.ledger.holds import hold
 from gateway.ledger.prices import put_in_force, set_price
 from gateway.pricing import Component, Price
@@ -61,7 +62,7 @@ def command(home: Path) -> Command:
 
 
 def commands(group: click.Group, path: str = "") -> Iterator[str]:
-    for name, command in group.commands.items():
+    for name, command in subcommands(group, click.Context(group)):
         if isinstance(command, click.Group):
             yield from commands(command, f"{path}{name} ")
         else:
