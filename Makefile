@@ -16,10 +16,10 @@ up: $(VENV)/installed ## install, then run gateway, worker and queue in the fore
 	@exec $(BIN)/tollgate up
 
 test: $(VENV)/installed-test ## run all tests
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-long: $(VENV)/installed-test ## run the tests that take long and seldom find anything new
-	$(BIN)/python -m pytest -n auto -m long
+	$(BIN)/python -m pytest -n auto --dist worksteal -m long
 
 check: $(VENV)/installed-test ## format, lint, types, import rules
 	$(BIN)/ruff format --check .
