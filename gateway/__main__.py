@@ -45,6 +45,7 @@ COMMANDS: Final = {
     "plan": "plan:plan_command",
     "rebate": "periods:rebate",
     "reconcile": "reports:reconcile_command",
+    "retention": "retention:retention",
     "usage": "reports:usage_command",
     "user": "users:user",
     "webhook": "webhooks:webhook",

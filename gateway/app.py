@@ -50,21 +50,18 @@ from gateway.payments.provider import PaymentProvider
 from gateway.performance import Performance
 from gateway.readiness import Readiness
 from gateway.requests.service import Requests
+from gateway.retention.clearing import Retention
+from gateway.retention.kinds import all_kinds
 from gateway.scheduled import (
     Scheduler,
-    audit_log_tasks,
+    aside_tasks,
     close_tasks,
     credit_tasks,
     erasure_tasks,
-    file_tasks,
-    media_tasks,
     partition_tasks,
     reconciliation_tasks,
     recount_tasks,
-    retention_tasks,
     usage_tasks,
-    voice_tasks,
-    webhook_tasks,
 )
 from gateway.settings import Settings
 from gateway.sql.database import Database
@@ -194,23 +191,18 @@ def create_app(settings: Settings) -> Litestar:
                     *credit_tasks(database),
                     *usage_tasks(database),
                     *erasure_tasks(database),
-                    *file_tasks(files),
-                    *media_tasks(media),
-                    *voice_tasks(voices),
-                    *webhook_tasks(database, days=settings.webhook_retention_days),
-                    *retention_tasks(
-                        database, keys_kept=timedelta(days=settings.idempotency_retention_days)
-                    ),
+                    *aside_tasks(database),
                     *recount_tasks(database),
                     *partition_tasks(database),
                     *reconciliation_tasks(database, services.payment_provider),
-                    *audit_log_tasks(database, days=settings.audit_retention_days),
                     *(close_tasks(database) if settings.close_months else ()),
                 ],
             )
+            retention = Retention(database, all_kinds(settings, database, blobs))
             await stack.enter_async_context(supervisor.running())
             await stack.enter_async_context(requests.running(supervisor))
             supervisor.start("chores", chores.run)
+            supervisor.start("retention", retention.run)
             supervisor.start("batches", batches.run)
             supervisor.start("key uses", uses.run)
             with reload_on_hangup(live):

@@ -54,6 +54,7 @@ Act: TypeAlias = Literal[
     "set_aside.retry",
     "set_aside.release",
     "audit.expire",
+    "retention.run",
     "database.migrate",
 ]
 ACTS: Final[tuple[Act, ...]] = get_args(Act)
@@ -192,7 +193,7 @@ def list_events(
 def delete_expired(connection: Connection, before: datetime, *, limit: int) -> int:
     """Delete events of a moment before ``before``, the oldest first. Return their number."""
     expired = select(audit_events.c.id).where(audit_events.c.at < before)
-    if connection.execute(expired.limit(1)).first() is None:
+    if connection.execute(expired.order_by(audit_events.c.at).limit(1)).first() is None:
         return 0
     horizon = connection.execute(select(audit_horizon.c.deleted_before)).scalar()
     if horizon is None or horizon < before:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 from workers.contract.jobs import RequestId
@@ -27,7 +27,17 @@ def new_id(prefix: str) -> str:
 
 def first_request_id(moment: datetime) -> RequestId:
     """Return the smallest id that a request created at or after a moment can have."""
-    return RequestId(f"req_{max(int(moment.timestamp() * 1000), 0):012x}")
+    return RequestId(first_id("req_", moment))
+
+
+def first_id(prefix: str, moment: datetime) -> str:
+    """Return the smallest id with this prefix that can be created at or after a moment."""
+    return f"{prefix}{max(int(moment.timestamp() * 1000), 0):012x}"
+
+
+def time_of(prefix: str, id: str) -> datetime:
+    """Return the moment at which an id with this prefix was created."""
+    return datetime.fromtimestamp(int(id.removeprefix(prefix)[:12], 16) / 1000, UTC)
 
 
 def is_request_id(text: str) -> bool:

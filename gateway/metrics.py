@@ -152,6 +152,25 @@ DEFAULT_PARTITION_ROWS = Gauge(
     multiprocess_mode="mostrecent",
     registry=REGISTRY,
 )
+RETENTION_CLEARED = Counter(
+    "tollgate_retention_cleared",
+    "Rows deleted, or relieved of their metadata, because their retention has ended.",
+    ["kind"],
+    registry=REGISTRY,
+)
+RETENTION_FAILURES = Counter(
+    "tollgate_retention_failures",
+    "Batches of a kind that could not be cleared, to be retried a minute later.",
+    ["kind"],
+    registry=REGISTRY,
+)
+RETENTION_LAG_SECONDS = Gauge(
+    "tollgate_retention_lag_seconds",
+    "Time since which the oldest row of a kind has been due.",
+    ["kind"],
+    multiprocess_mode="livemostrecent",
+    registry=REGISTRY,
+)
 RECONCILED_AT = Gauge(
     "tollgate_reconciled_at",
     "Unix time of the last reconciliation.",

@@ -20,15 +20,12 @@ from sqlalchemy.exc import OperationalError
 
 from gateway import metrics
 from gateway.aside import delete_obsolete_notes
-from gateway.audit_log import Author, delete_expired
+from gateway.audit_log import Author
 from gateway.billing.reconciliation import run_reconciliation
 from gateway.billing.statements.close import SETTLED_AFTER, close_month, list_periods
 from gateway.billing.usage.rollups import CLOSED_AFTER, HOUR, HOURS_MAX, build_due
-from gateway.files.retention import MediaStore
-from gateway.files.store import Files
 from gateway.ledger.concurrency import miscounts, recount
 from gateway.ledger.expiry import expire_lots, give_allowances
-from gateway.ledger.holds import delete_expired_outputs, delete_idempotency_keys
 from gateway.ledger.periods import month_of
 from gateway.payments.provider import PaymentProvider
 from gateway.sql.database import Database, upsert
@@ -36,16 +33,12 @@ from gateway.sql.outages import OUTAGE
 from gateway.sql.partitions import create_month, missing_months, rows_in_default
 from gateway.supervision import Beat, no_beat
 from gateway.tables.core import chores
-from gateway.voices.store import Voices
-from gateway.webhooks.deliveries import delete_ended
 
 log = logging.getLogger(__name__)
 
 CHECK_EVERY_S: Final = 5.0
 BATCH: Final = 200
 ERASURE_ATTEMPTS: Final = 5
-FORGET_BATCH: Final = 500
-"""Outputs deleted in one transaction: about 10 ms of SQLite's only writer."""
 NIGHT: Final = timedelta(hours=3, minutes=17)
 """Time of day, in UTC, of the tasks that take long."""
 
@@ -176,38 +169,15 @@ def erasure_tasks(database: Database) -> tuple[ScheduledTask, ...]:
     return (ScheduledTask("erasure", timedelta(minutes=1), empty),)
 
 
-def file_tasks(files: Files) -> tuple[ScheduledTask, ...]:
-    """Delete expired files."""
-    return (ScheduledTask("files", timedelta(minutes=1), files.delete_ended),)
-
-
-def media_tasks(media: MediaStore) -> tuple[ScheduledTask, ...]:
-    """Delete inputs and outputs of requests after their retention."""
-    return (ScheduledTask("media", timedelta(minutes=1), media.delete_ended),)
-
-
-def voice_tasks(voices: Voices) -> tuple[ScheduledTask, ...]:
-    """Delete recordings of voices and consents that were deleted, or never completed."""
-    return (ScheduledTask("voices", timedelta(minutes=1), voices.delete_ended),)
-
-
-def retention_tasks(database: Database, *, keys_kept: timedelta) -> tuple[ScheduledTask, ...]:
-    """Delete expired outputs and idempotency keys, and obsolete notes on rows set aside."""
-
-    def forget(connection: Connection, now: datetime, *, limit: int) -> int:
-        done = delete_expired_outputs(connection, now, limit=limit)
-        # Another round follows if either was a full batch.
-        return max(done, delete_idempotency_keys(connection, now - keys_kept, limit=limit))
+def aside_tasks(database: Database) -> tuple[ScheduledTask, ...]:
+    """Delete obsolete notes on rows set aside."""
 
     async def tidy_notes() -> None:
         await database.write(
             lambda connection: delete_obsolete_notes(connection, datetime.now(UTC))
         )
 
-    return (
-        ScheduledTask("outputs", timedelta(minutes=1), _in_batches(database, forget, FORGET_BATCH)),
-        ScheduledTask("set aside", timedelta(minutes=1), tidy_notes),
-    )
+    return (ScheduledTask("set aside", timedelta(minutes=1), tidy_notes),)
 
 
 def reconciliation_tasks(
@@ -236,27 +206,6 @@ def recount_tasks(database: Database) -> tuple[ScheduledTask, ...]:
             log.warning("corrected the counts of open requests of %d accounts", len(ids))
 
     return (ScheduledTask("open requests", HOUR, repair),)
-
-
-def webhook_tasks(database: Database, *, days: float) -> tuple[ScheduledTask, ...]:
-    """Delete webhook deliveries after their retention."""
-
-    def forget(connection: Connection, now: datetime, *, limit: int) -> int:
-        return delete_ended(connection, now - timedelta(days=days), limit=limit)
-
-    return (ScheduledTask("webhooks", timedelta(minutes=5), _in_batches(database, forget, BATCH)),)
-
-
-def audit_log_tasks(database: Database, *, days: float | None) -> tuple[ScheduledTask, ...]:
-    """Delete events of the audit log after their retention, in whole days; None keeps them all."""
-    if days is None:
-        return ()
-
-    def forget(connection: Connection, now: datetime, *, limit: int) -> int:
-        midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
-        return delete_expired(connection, midnight - timedelta(days=days), limit=limit)
-
-    return (ScheduledTask("audit log", HOUR, _in_batches(database, forget, FORGET_BATCH)),)
 
 
 def partition_tasks(database: Database) -> tuple[ScheduledTask, ...]:

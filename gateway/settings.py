@@ -5,16 +5,47 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
-from pydantic import AliasChoices, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gateway.pricing import parse_usd
 
 _ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:\d+)?")
+
+FOREVER: Final = "forever"
+RETENTION_MIN: Final[Mapping[str, float]] = {
+    "output_retention_hours": 0,
+    "upload_retention_hours": 0,
+    "file_retention_days": 0,
+    "metadata_retention_days": 1,
+    "idempotency_retention_days": 0,
+    "webhook_retention_days": 0,
+    "audit_retention_days": 1,
+}
+"""Settings of retention, with the least value of each; 0 is excluded."""
+RETENTION_ENDLESS: Final = (
+    "file_retention_days",
+    "metadata_retention_days",
+    "webhook_retention_days",
+    "audit_retention_days",
+)
+"""Settings that can be ``forever``."""
+RETENTION_YEARS_MAX: Final = 100
+_A_YEAR: Final = {"hours": 8760, "days": 365}
 
 
 class Settings(BaseSettings):
@@ -130,8 +161,6 @@ class Settings(BaseSettings):
     """Validity of presigned URLs of outputs; reading the request again returns new ones."""
     public_url: str | None = None
     """Base URL at which clients reach the gateway; default: the one that they called."""
-    upload_retention_hours: float = Field(default=24.0, gt=0)
-    """Retention of uploads."""
     account_voices_max: int = Field(default=100, ge=1)
     """Maximum stored voices of one account, and of its consents."""
     voice_bytes_max: int = Field(default=10 * 1024 * 1024, ge=1)
@@ -164,9 +193,6 @@ class Settings(BaseSettings):
     can reconnect."""
     retry_window_s: float = 120.0
     """Time after a disconnect in which an identical request is treated as a retry of the first."""
-    output_retention_hours: float = 24.0
-    """Retention of outputs."""
-    idempotency_retention_days: float = 7.0
     file_bytes_max: int = Field(default=200 * 1024 * 1024, ge=1)
     """Maximum size of an uploaded file."""
     account_files_max: int = Field(default=10_000, ge=0)
@@ -174,8 +200,6 @@ class Settings(BaseSettings):
     maximum for an account."""
     account_file_bytes_max: int = Field(default=20 * 1024**3, ge=0)
     """Maximum bytes of the files of one account, including recordings of voices."""
-    file_retention_days: float = Field(default=30.0, gt=0)
-    """Retention of files that were uploaded without an expiry."""
     batch_lines_max: int = Field(default=50_000, ge=1)
     """Maximum requests of one batch."""
     batch_window_s: float = Field(default=86_400.0, gt=0, le=6 * 86_400)
@@ -197,10 +221,20 @@ class Settings(BaseSettings):
     """Time without a completed round of one background loop after which the gateway is not live."""
     webhook_private_addresses: bool = False
     """Whether webhooks may be sent to private networks and without TLS; for tests and laptops."""
-    audit_retention_days: float | None = Field(default=None, ge=1)
-    """Retention of the audit log; default: for ever."""
-    webhook_retention_days: float = Field(default=30.0, gt=0)
+    # Retention: each kind is cleared by ``gateway.retention``. None (`forever`) keeps it.
+    output_retention_hours: float = 24.0
+    """Retention of outputs, and of the attachments of their requests."""
+    upload_retention_hours: float = 24.0
+    """Retention of uploads."""
+    file_retention_days: float | None = 30.0
+    """Retention of files that were uploaded without an expiry, and of files of batches."""
+    metadata_retention_days: float | None = None
+    """Retention of the metadata (tags) of requests and batches; receipts are kept."""
+    idempotency_retention_days: float = 7.0
+    webhook_retention_days: float | None = 30.0
     """Retention of webhook deliveries and their attempts after they have ended."""
+    audit_retention_days: float | None = None
+    """Retention of the audit log."""
     shutdown_grace_s: float = 10.0
     """Time for which a stopping gateway waits for open connections."""
     log_level: str = "INFO"
@@ -224,6 +258,27 @@ class Settings(BaseSettings):
                 f"TOLLGATE_BATCH_WINDOW_S={self.batch_window_s}, or a line could run twice"
             )
         return self
+
+    @field_validator(*RETENTION_MIN, mode="before")
+    @classmethod
+    def _is_retention(cls, value: Any, info: ValidationInfo) -> float | None:
+        field = str(info.field_name)
+        name, unit = f"TOLLGATE_{field.upper()}", field.rpartition("_")[2]
+        endless = field in RETENTION_ENDLESS
+        if endless and value in (None, FOREVER):
+            return None
+        if value == FOREVER:
+            raise ValueError(f"{name} cannot be {FOREVER!r}; use a number of {unit}")
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        least, most = RETENTION_MIN[field], RETENTION_YEARS_MAX * _A_YEAR[unit]
+        if not (number > 0 and least <= number <= most):
+            range = f"from {least:g} to {most}" if least else f"above 0, at most {most}"
+            other = f", or {FOREVER!r}" if endless else ""
+            raise ValueError(f"{name}={value!r}; use a number of {unit} {range}{other}")
+        return number
 
     @field_validator("gpu_hour_usd", "topup_min_usd", "topup_max_usd")
     @classmethod
@@ -265,6 +320,11 @@ class Settings(BaseSettings):
     @property
     def blobs(self) -> str:
         return self.blob_url or f"file://{self.home.resolve() / 'blobs'}"
+
+
+def in_days(days: float | None) -> timedelta | None:
+    """Convert a retention; None is for ever."""
+    return None if days is None else timedelta(days=days)
 
 
 def _split(value: str) -> list[str]:

@@ -82,6 +82,7 @@ ACT_AREAS: Final[Mapping[str, Area]] = {
     "set_aside": "set_aside",
     "audit": "audit",
     "database": "accounts",
+    "retention": "accounts",
 }
 """Area of each kind of act: of ``account.change``, the one of ``account``."""
 

@@ -51,7 +51,7 @@ from gateway.ledger.settle import BATCH_RETENTION
 from gateway.requests.caller import Caller
 from gateway.requests.service import Requests
 from gateway.requests.ticket import Ticket
-from gateway.settings import Settings
+from gateway.settings import Settings, in_days
 from gateway.sql.database import Database
 from gateway.sql.outages import OUTAGE
 from gateway.tasks.submission import Submission
@@ -338,7 +338,9 @@ class Run:
             content_type=content_type,
         )
         now = datetime.now(UTC)
-        kept_s = batch.output_expires_s or self._settings.file_retention_days * 86_400
+        kept = in_days(self._settings.file_retention_days)
+        if batch.output_expires_s:
+            kept = timedelta(seconds=batch.output_expires_s)
         return File(
             id=file_id,
             account_id=batch.account_id,
@@ -346,7 +348,7 @@ class Run:
             filename=f"{batch.id}_{kind}.jsonl",
             blob=blob,
             created_at=now,
-            expires_at=now + timedelta(seconds=kept_s),
+            expires_at=None if kept is None else now + kept,
         )
 
     async def _written(self, *, succeeded: bool) -> AsyncIterator[bytes]:

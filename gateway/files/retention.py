@@ -13,7 +13,7 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, RowMapping, delete, insert, select, update
@@ -47,6 +47,13 @@ class StoredInput(msgspec.Struct, frozen=True, omit_defaults=True):
     attachments: tuple[BlobRef, ...] = ()
     origin: str | None = None
     """Id of the request that this one is derived from."""
+
+
+class Cleared(NamedTuple):
+    """Result of one bounded batch: number of rows cleared, and whether more can be due now."""
+
+    rows: int
+    more: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,18 +209,15 @@ class MediaStore:
         except Exception:  # a background task, which is not awaited
             log.exception("could not delete attempts at %s", request_id)
 
-    async def delete_ended(self) -> None:
-        """Delete the blobs whose retention has ended."""
-        now = datetime.now(UTC)
-        cleared = CHUNK
-        while cleared == CHUNK:
-            due = await self._database.write(
-                functools.partial(_due, now=now, retention=self._retention)
-            )
-            await asyncio.gather(*(self.clear_input(*row) for row in due.ended))
-            done = await asyncio.gather(*(self._clear(*row) for row in due.over))
-            # If no deletion succeeded, wait for the next run.
-            cleared = 0 if due.over and not any(done) else due.seen
+    async def delete_ended(self) -> Cleared:
+        """Delete some of the blobs whose retention has ended."""
+        due = await self._database.write(
+            functools.partial(_due, now=datetime.now(UTC), retention=self._retention)
+        )
+        await asyncio.gather(*(self.clear_input(*row) for row in due.ended))
+        done = await asyncio.gather(*(self._clear(*row) for row in due.over))
+        # If no deletion succeeded, wait for the next run.
+        return Cleared(sum(done), due.seen == CHUNK and (any(done) or not due.over))
 
     async def _clear(self, account_id: int, request_id: str) -> bool:
         if not await delete_blobs(self._blobs, account_id, request_id):

@@ -32,7 +32,7 @@ from sqlalchemy.exc import IntegrityError
 
 from gateway.checks.entered import check_label
 from gateway.errors import Conflict, InvalidRequest, NotFound
-from gateway.files.retention import delete_blobs
+from gateway.files.retention import Cleared, delete_blobs
 from gateway.files.room import Room
 from gateway.ids import is_id, new_id
 from gateway.sql.database import Database
@@ -85,7 +85,7 @@ class Files:
         purpose: Purpose,
         filename: str,
         chunks: AsyncIterator[bytes],
-        kept_for: timedelta,
+        kept_for: timedelta | None,
         content_type: str = "application/jsonl",
         file_id: str | None = None,
         size_max: int = 0,
@@ -121,7 +121,7 @@ class Files:
             filename=filename,
             blob=blob,
             created_at=now,
-            expires_at=now + kept_for,
+            expires_at=None if kept_for is None else now + kept_for,
         )
         try:
             await self._database.write(lambda connection: add_file(connection, made))
@@ -204,15 +204,13 @@ class Files:
         )
         await self._clear(account_id, file_id)
 
-    async def delete_ended(self) -> None:
-        """Delete expired files."""
-        cleared = CHUNK
-        while cleared == CHUNK:
-            ended = await self._database.read(
-                lambda connection: expired_files(connection, datetime.now(UTC), limit=CHUNK)
-            )
-            done = await asyncio.gather(*(self._clear(*file) for file in ended))
-            cleared = sum(done)
+    async def delete_ended(self) -> Cleared:
+        """Delete some of the expired files."""
+        ended = await self._database.read(
+            lambda connection: expired_files(connection, datetime.now(UTC), limit=CHUNK)
+        )
+        cleared = sum(await asyncio.gather(*(self._clear(*file) for file in ended)))
+        return Cleared(cleared, cleared == CHUNK)
 
     async def _clear(self, account_id: int, file_id: str) -> bool:
         """Delete an expired file's bytes, and then its row; failures are retried later."""
@@ -296,6 +294,13 @@ def expired_files(connection: Connection, now: datetime, *, limit: int) -> list[
         .limit(limit)
     )
     return [(row.account_id, row.id) for row in connection.execute(query)]
+
+
+def first_expiry(connection: Connection) -> datetime | None:
+    """Return the earliest expiry of a file that no open batch needs, or None."""
+    expiry = files.c.expires_at
+    query = select(expiry).where(expiry.is_not(None), not_(_in_use())).order_by(expiry).limit(1)
+    return connection.execute(query).scalar()
 
 
 def _in_use() -> ColumnElement[bool]:

@@ -400,12 +400,14 @@ def delete_output(connection: Connection, account_id: int, request_id: str) -> N
 
 def delete_expired_outputs(connection: Connection, now: datetime, *, limit: int) -> int:
     """Delete some of the outputs whose retention has ended; return their number."""
-    over = select(outputs.c.request_id).where(outputs.c.expires_at < now).limit(limit)
+    expiry = outputs.c.expires_at
+    over = select(outputs.c.request_id).where(expiry < now).order_by(expiry).limit(limit)
     return connection.execute(delete(outputs).where(outputs.c.request_id.in_(over))).rowcount
 
 
 def delete_idempotency_keys(connection: Connection, before: datetime, *, limit: int) -> int:
     """Delete some of the idempotency keys older than a moment; return their number."""
     id = (idempotency.c.account_id, idempotency.c.key)
-    old = select(*id).where(idempotency.c.created_at < before).limit(limit)
+    made = idempotency.c.created_at
+    old = select(*id).where(made < before).order_by(made).limit(limit)
     return connection.execute(delete(idempotency).where(tuple_(*id).in_(old))).rowcount

@@ -9,6 +9,7 @@ from gateway.tables import files as files
 from gateway.tables import key_uses as key_uses
 from gateway.tables import payments as payments
 from gateway.tables import prices as prices
+from gateway.tables import retention as retention
 from gateway.tables import set_aside as set_aside
 from gateway.tables import users as users
 from gateway.tables import voices as voices

@@ -36,7 +36,7 @@ from gateway.checks.entered import check_label
 from gateway.errors import Conflict, InvalidRequest, NotFound, TollgateError, Unavailable
 from gateway.failpoints import reach
 from gateway.files.fetch import Fetcher
-from gateway.files.retention import delete_blobs
+from gateway.files.retention import Cleared, delete_blobs
 from gateway.files.sources import Source
 from gateway.ids import is_id, new_id
 from gateway.sql.database import Database
@@ -124,7 +124,7 @@ class Voices:
             keep = functools.partial(_store, account_id=account_id, id=id, new=new, blob=blob)
             return await self._write(account_id, keep)
         except TollgateError:
-            await self._clear(account_id, id)
+            await _clear(self._database, self._blobs, account_id, id)
             raise
 
     async def find(
@@ -168,17 +168,9 @@ class Voices:
         ended = await self._write(account_id, end)
         reach("voice_ended")
         # A consent's row is deleted after those that refer to it.
-        await asyncio.gather(*(self._clear(account_id, each) for each in ended if each != id))
-        await self._clear(account_id, id)
-
-    async def delete_ended(self) -> None:
-        """Delete recordings that are marked as deleted or were never completed."""
-        cleared = CHUNK
-        while cleared:
-            due = await self._database.read(_due)
-            done = await asyncio.gather(*(self._clear(*each) for each in due))
-            # Consents are deleted in a round after their voices.
-            cleared = sum(done) if all(done) else 0
+        clear = functools.partial(_clear, self._database, self._blobs, account_id)
+        await asyncio.gather(*(clear(each) for each in ended if each != id))
+        await clear(id)
 
     async def _write(self, account_id: int, function: Callable[[Connection], T]) -> T:
         """Run a transaction under the account's lock, so that its counts stay valid."""
@@ -189,13 +181,22 @@ class Voices:
 
         return await self._database.write(write)
 
-    async def _clear(self, account_id: int, id: str) -> bool:
-        """Delete a recording's bytes, and then its row; failures are retried later."""
-        if not await delete_blobs(self._blobs, account_id, id):
-            return False
-        gone = delete(recordings).where(recordings.c.id == id, not_(_has_voices()))
-        done = await self._database.write(lambda connection: connection.execute(gone).rowcount)
-        return bool(done)
+
+async def delete_ended_recordings(database: Database, blobs: Blobs) -> Cleared:
+    """Delete some of the recordings that are marked as deleted or were never completed."""
+    due = await database.read(_due)
+    done = await asyncio.gather(*(_clear(database, blobs, *each) for each in due))
+    # Consents are deleted in a batch after their voices.
+    return Cleared(sum(done), bool(due) and all(done))
+
+
+async def _clear(database: Database, blobs: Blobs, account_id: int, id: str) -> bool:
+    """Delete a recording's bytes, and then its row; failures are retried later."""
+    if not await delete_blobs(blobs, account_id, id):
+        return False
+    gone = delete(recordings).where(recordings.c.id == id, not_(_has_voices()))
+    done = await database.write(lambda connection: connection.execute(gone).rowcount)
+    return bool(done)
 
 
 def _check_name(name: str) -> None:

@@ -13,11 +13,9 @@ import httpx
 import pytest
 from sqlalchemy import select, update
 
-from gateway.files.fetch import Fetcher
-from gateway.files.store import Files
 from gateway.sql.database import Database
 from gateway.tables.voices import voice_recordings
-from gateway.voices.store import Voices
+from gateway.voices.store import delete_ended_recordings
 from tests.failures.conftest import own_stack
 from tests.gateway.test_voices import SAMPLE
 from tests.stack import Caller, Stack, ended
@@ -63,11 +61,8 @@ def clear(stack: Stack, *, later: timedelta) -> None:
             for row in connection.execute(select(table).where(table.c.clear_at.is_not(None))).all():
                 change = update(table).where(table.c.id == row.id)
                 connection.execute(change.values(clear_at=row.clear_at - later))
-        fetcher = Fetcher(
-            blobs, Files(database, blobs), bytes_max=1, timeout_s=1, private_allowed=False
-        )
-        await Voices(database, blobs, fetcher, count_max=1, bytes_max=1).delete_ended()
-        await fetcher.close()
+        while (await delete_ended_recordings(database, blobs)).more:
+            pass
         await database.close()
 
     asyncio.run(run())

@@ -26,12 +26,14 @@ from gateway.operations import accounts, keys
 from gateway.operations.accounts import AccountBody, AccountChange
 from gateway.operations.audit import export_page, list_page
 from gateway.operations.keys import KeyBody
-from gateway.scheduled import audit_log_tasks
+from gateway.retention.clearing import Retention
+from gateway.retention.kinds import all_kinds
 from gateway.settings import Settings
 from gateway.sql.database import Database
 from gateway.tables.audit import audit_events, audit_horizon
 from gateway.up import embedded
 from tests.ledger.books import PEPPER
+from workers.contract.blobs import Blobs
 
 OPERATOR = Author("ann", "cli", reason="a test")
 NOW = datetime(2026, 3, 10, tzinfo=UTC)
@@ -226,14 +228,16 @@ def test_the_first_start_is_recorded(tmp_path: Path) -> None:
     assert len({event.call_id for event in found}) == 1
 
 
-async def test_retention_runs_as_a_scheduled_task(database: Database) -> None:
+async def test_retention_deletes_events_if_it_is_set(database: Database, tmp_path: Path) -> None:
     with database.transaction() as connection:
         record(connection, OPERATOR, "catalog.load", "old", now=NOW - timedelta(days=900))
         record(connection, OPERATOR, "catalog.load", "new")
 
-    assert audit_log_tasks(database, days=None) == ()
-    (task,) = audit_log_tasks(database, days=30)
-    await task.run()
+    blobs = Blobs(tmp_path.as_uri())
+    await Retention(database, all_kinds(Settings(), database, blobs)).clear_due()
+    assert len(events(database)) == 2
+    kept = Settings(audit_retention_days=30)
+    await Retention(database, all_kinds(kept, database, blobs)).clear_due()
 
     assert [event.subject for event in events(database)] == ["new", "audit log"]
     await database.close()

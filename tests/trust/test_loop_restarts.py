@@ -26,6 +26,7 @@ LOOPS = (
     "webhooks",
     "prices",
     "chores",
+    "retention",
     "batches",
 )
 QUICK = {"TOLLGATE_LOOP_FAILURES_MAX": "2", "TOLLGATE_SHUTDOWN_GRACE_S": "1"}

@@ -18,7 +18,7 @@ from gateway.files.sources import SentSource, Source
 from gateway.files.store import Files
 from gateway.sql.database import Database
 from gateway.tables.voices import voice_recordings
-from gateway.voices.store import NewRecording, Recording, Voices
+from gateway.voices.store import NewRecording, Recording, Voices, delete_ended_recordings
 from tests.artist import wav
 from workers.contract.blobs import Blobs
 
@@ -39,6 +39,11 @@ class Kept:
 
     async def create(self, new: NewRecording) -> Recording:
         return await self.voices.create(self.account_id, new, source(wav(1000)))
+
+    async def delete_ended(self) -> None:
+        blobs = Blobs(self.folder.as_uri())
+        while (await delete_ended_recordings(self.database, blobs)).more:
+            pass
 
     def lying(self) -> set[str]:
         """Return the ids that have blobs."""
@@ -147,7 +152,7 @@ async def test_consent_deleted_during_upload_leaves_no_voice(
             Source("audio", SentSource(read), "x"),
         )
 
-    await kept.voices.delete_ended()
+    await kept.delete_ended()
     assert kept.rows() == kept.lying() == set()
 
 
@@ -155,7 +160,7 @@ async def test_upload_that_takes_too_long_is_not_stored(kept: Kept) -> None:
     async def read() -> AsyncIterator[bytes]:
         yield wav(1000)[:100]
         kept.age(timedelta(minutes=16))
-        await kept.voices.delete_ended()
+        await kept.delete_ended()
         yield wav(1000)[100:]
 
     with pytest.raises(Unavailable):
@@ -183,5 +188,5 @@ async def test_failed_deletion_hides_the_voice_and_is_retried(kept: Kept) -> Non
     kept.folder.unlink()
     away.rename(kept.folder)
     assert kept.lying() == {made.id, consent.id}
-    await kept.voices.delete_ended()
+    await kept.delete_ended()
     assert kept.rows() == kept.lying() == set()

@@ -23,7 +23,7 @@ async def store_upload(
     *,
     filename: str,
     bytes_max: int,
-    kept_for: timedelta,
+    kept_for: timedelta | None,
     purpose: str = "user_data",
     kind: MediumKind | None = None,
     file_id: str | None = None,

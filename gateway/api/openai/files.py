@@ -23,7 +23,7 @@ from gateway.api.http.uploading import read_file, size_of, store_upload
 from gateway.checks.strict import StrictModel
 from gateway.errors import InternalError, InvalidRequest, TollgateError, TooLarge, Unavailable
 from gateway.files.store import File, SortOrder
-from gateway.settings import Settings
+from gateway.settings import Settings, in_days
 from workers.contract.blobs import BlobError, BlobTooLarge, BlobUnavailable
 from workers.contract.kinds import EXTENSIONS
 
@@ -225,7 +225,7 @@ async def _chunks(file: UploadFile, bytes_max: int) -> AsyncIterator[bytes]:
         raise InvalidRequest("empty_file", "The file is empty.", param="file")
 
 
-def _kept_for(data: Upload, settings: Settings) -> timedelta:
+def _kept_for(data: Upload, settings: Settings) -> timedelta | None:
     if (data.anchor is None) != (data.seconds is None):
         raise InvalidRequest(
             "missing_required_parameter",
@@ -233,7 +233,7 @@ def _kept_for(data: Upload, settings: Settings) -> timedelta:
             param="expires_after",
         )
     if data.seconds is None:
-        return timedelta(days=settings.file_retention_days)
+        return in_days(settings.file_retention_days)
     return timedelta(seconds=data.seconds)
 
 

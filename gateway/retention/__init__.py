@@ -1,0 +1,1 @@
+"""What is deleted because of its age, how often, and by which process."""

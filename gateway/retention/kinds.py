@@ -1,0 +1,158 @@
+"""The kinds of things with a retention: the setting of each, its oldest row, and how it is cleared.
+
+Each is cleared in batches of one short transaction, whose rows are found by an index. A batch that
+runs twice, or concurrently with itself, does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, TypeAlias
+
+from sqlalchemy import Column, Connection, select
+
+from gateway.audit_log import delete_expired
+from gateway.files.retention import Cleared, MediaStore
+from gateway.files.store import Files, first_expiry
+from gateway.ledger.holds import delete_expired_outputs, delete_idempotency_keys
+from gateway.retention.metadata import BATCHES, REQUESTS, Tagged
+from gateway.settings import Settings, in_days
+from gateway.sql.database import Database
+from gateway.tables.audit import audit_events
+from gateway.tables.core import idempotency, outputs
+from gateway.tables.files import media
+from gateway.tables.voices import voice_recordings
+from gateway.tables.webhooks import webhook_deliveries
+from gateway.voices.store import delete_ended_recordings
+from gateway.webhooks.deliveries import delete_ended
+from workers.contract.blobs import Blobs
+
+ROWS_MAX: Final = 500
+"""Rows deleted in one transaction: about 10 ms of SQLite's only writer."""
+AT_ONCE: Final = timedelta(0)
+_DAY: Final = timedelta(days=1)
+
+Batch: TypeAlias = Callable[[], Awaitable[Cleared]]
+Oldest: TypeAlias = Callable[[Connection], datetime | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    name: str
+    setting: str
+    """Name of its setting; empty if its rows end by themselves."""
+    kept: timedelta | None
+    """Time from the moment of ``oldest`` until a row is due; None: for ever."""
+    clear: Batch
+    oldest: Oldest
+    """Returns the moment from which its oldest row is kept: creation, end or expiry."""
+    by_day: bool = False
+    """Whether rows become due at midnight, in UTC."""
+
+    def due_at(self, connection: Connection) -> datetime | None:
+        """Return since or from when its oldest row is due; None if there is none."""
+        oldest = self.oldest(connection) if self.kept is not None else None
+        if oldest is None or self.kept is None:
+            return None
+        due_at = oldest + self.kept
+        return _midnight(due_at) + _DAY if self.by_day else due_at
+
+
+def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kind, ...]:
+    """Return every kind, under the settings of the installation."""
+    outputs_kept = timedelta(hours=settings.output_retention_hours)
+    keys_kept = timedelta(days=settings.idempotency_retention_days)
+    metadata_kept = in_days(settings.metadata_retention_days)
+    webhooks_kept = in_days(settings.webhook_retention_days)
+    audit_kept = in_days(settings.audit_retention_days)
+    media_store = MediaStore(database, blobs, retention=outputs_kept)
+    output, file = "TOLLGATE_OUTPUT_RETENTION_HOURS", "TOLLGATE_FILE_RETENTION_DAYS"
+
+    def in_sql(batch: Callable[[Connection, datetime], int]) -> Batch:
+        async def clear() -> Cleared:
+            rows = await database.slow_write(lambda each: batch(each, datetime.now(UTC)))
+            return Cleared(rows, rows == ROWS_MAX)
+
+        return clear
+
+    def without(kept: timedelta | None, rows: Tagged) -> Batch:
+        async def clear() -> Cleared:
+            before = datetime.now(UTC) - (kept or AT_ONCE)
+            return await database.slow_write(lambda each: rows.clear(each, before))
+
+        return clear
+
+    return (
+        Kind(
+            "outputs",
+            output,
+            AT_ONCE,
+            in_sql(lambda each, now: delete_expired_outputs(each, now, limit=ROWS_MAX)),
+            _first(outputs.c.expires_at),
+        ),
+        # Attachments and outputs of requests, and large inputs: checked when they can be due.
+        Kind("media", output, AT_ONCE, media_store.delete_ended, _first(media.c.clear_at)),
+        Kind("files", file, AT_ONCE, Files(database, blobs).delete_ended, first_expiry),
+        # They are kept until they are deleted, or were never completed.
+        Kind(
+            "voices",
+            "",
+            AT_ONCE,
+            lambda: delete_ended_recordings(database, blobs),
+            _first(voice_recordings.c.clear_at),
+        ),
+        *(
+            Kind(
+                rows.kind,
+                "TOLLGATE_METADATA_RETENTION_DAYS",
+                metadata_kept,
+                without(metadata_kept, rows),
+                rows.oldest,
+            )
+            for rows in (REQUESTS, BATCHES)
+        ),
+        Kind(
+            "idempotency_keys",
+            "TOLLGATE_IDEMPOTENCY_RETENTION_DAYS",
+            keys_kept,
+            in_sql(
+                lambda each, now: delete_idempotency_keys(each, now - keys_kept, limit=ROWS_MAX)
+            ),
+            _first(idempotency.c.created_at),
+        ),
+        Kind(
+            "webhooks",
+            "TOLLGATE_WEBHOOK_RETENTION_DAYS",
+            webhooks_kept,
+            in_sql(
+                lambda each, now: delete_ended(
+                    each, now - (webhooks_kept or AT_ONCE), limit=ROWS_MAX
+                )
+            ),
+            _first(webhook_deliveries.c.ended_at),
+        ),
+        Kind(
+            "audit_events",
+            "TOLLGATE_AUDIT_RETENTION_DAYS",
+            audit_kept,
+            in_sql(
+                lambda each, now: delete_expired(
+                    each, _midnight(now) - (audit_kept or AT_ONCE), limit=ROWS_MAX
+                )
+            ),
+            _first(audit_events.c.at),
+            by_day=True,
+        ),
+    )
+
+
+def _first(column: Column[datetime]) -> Oldest:
+    """Return the query of the smallest value in an indexed column."""
+    query = select(column).where(column.is_not(None)).order_by(column).limit(1)
+    return lambda connection: connection.execute(query).scalar()
+
+
+def _midnight(moment: datetime) -> datetime:
+    return moment.replace(hour=0, minute=0, second=0, microsecond=0)
