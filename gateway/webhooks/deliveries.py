@@ -16,7 +16,9 @@ from typing import Any, Final, Literal, TypeAlias
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Integer,
     RowMapping,
+    Select,
     bindparam,
     delete,
     func,
@@ -223,12 +225,13 @@ def _accounts_due(
     return [account_id for account_id, first in walked if first <= now], cut_at
 
 
-def _walk(connection: Connection, after: int, limit: int) -> list[tuple[int, datetime]]:
-    """List accounts with open deliveries, with first due times: two index seeks per account."""
+def _build_walk() -> Select[int, datetime]:
+    """Build the query of accounts with open deliveries, with first due times: two index seeks per
+    account."""
     step, due = _TABLE.alias(), _TABLE.alias()
     walk = (
         select(func.min(_TABLE.c.account_id).label("account_id"))
-        .where(_TABLE.c.ended_at.is_(None), _TABLE.c.account_id > after)
+        .where(_TABLE.c.ended_at.is_(None), _TABLE.c.account_id > bindparam("after"))
         .cte("walk", recursive=True)
     )
     following = (
@@ -242,8 +245,17 @@ def _walk(connection: Connection, after: int, limit: int) -> list[tuple[int, dat
         .where(due.c.ended_at.is_(None), due.c.account_id == walk.c.account_id)
         .scalar_subquery()
     )
-    query = select(walk.c.account_id, first).where(walk.c.account_id.is_not(None)).limit(limit)
-    return [(row[0], row[1]) for row in connection.execute(query) if row[1] is not None]
+    found = select(walk.c.account_id, first).where(walk.c.account_id.is_not(None))
+    return found.limit(bindparam("limit", type_=Integer()))
+
+
+# Built once: an idle gateway asks every second.
+_WALK: Final = _build_walk()
+
+
+def _walk(connection: Connection, after: int, limit: int) -> list[tuple[int, datetime]]:
+    found = connection.execute(_WALK, {"after": after, "limit": limit})
+    return [(row[0], row[1]) for row in found if row[1] is not None]
 
 
 def _rows_due(connection: Connection, account_id: int, now: datetime) -> Sequence[RowMapping]:
