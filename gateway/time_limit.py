@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
 class TimeLimit:
-    """Fails futures with ``TimeoutError`` if they are not done after ``seconds``."""
+    """Fails futures with ``error()`` if they are not done after ``seconds``."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, error: Callable[[], Exception] = TimeoutError) -> None:
         self._seconds = seconds
+        self._error = error
         self._limited: deque[tuple[float, asyncio.Future[Any]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -33,7 +35,7 @@ class TimeLimit:
         while limited and (limited[0][1].done() or limited[0][0] <= now):
             _, future = limited.popleft()
             if not future.done():
-                future.set_exception(TimeoutError())
+                future.set_exception(self._error())
         self._timer = None
         if limited:
             self._timer = asyncio.get_running_loop().call_at(limited[0][0], self._expire)

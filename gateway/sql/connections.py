@@ -9,35 +9,38 @@ no tables.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
+T = TypeVar("T")
+
 
 class WriteConnections:
-    """Opens transactions of an engine's lane; safe in as many threads as the engine's pool has
+    """Runs transactions of an engine's lane; safe in as many threads as the engine's pool has
     connections."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._idle: list[Connection] = []
 
-    @contextlib.contextmanager
-    def begin(self, *, durable: bool) -> Iterator[Connection]:
-        """Open a transaction, which is committed at the end of the context.
+    def transact(self, function: Callable[[Connection], T], *, durable: bool) -> T:
+        """Run a function in one transaction, which is committed when this returns.
 
         A transaction that is not ``durable`` survives a crash of this process, but not a power
         failure, and not a crash of PostgreSQL, unless a durable one was committed after it.
         """
         connection = self._begun(durable)
         try:
-            yield connection
+            result = function(connection)
             connection.commit()
         except BaseException:
             connection.close()
             raise
         self._idle.append(connection)
+        return result
 
     def close(self) -> None:
         """Close the connections that are not in use."""
@@ -58,7 +61,8 @@ class WriteConnections:
 
 def _begin(connection: Connection, durable: bool) -> Connection:
     try:
-        connection.execution_options(durable=durable).begin()
+        connection.info["durable"] = durable
+        connection.begin()
     except BaseException:
         connection.close()
         raise

@@ -12,9 +12,9 @@ import asyncio
 import contextlib
 import functools
 import importlib.resources
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
@@ -49,9 +49,9 @@ from gateway.sql.connections import WriteConnections
 from gateway.sql.lanes import MIGRATE, READ, REPORT, SLOW, WRITE, Lane, deadlocked
 from gateway.sql.lanes import open_engine as open_engine
 from gateway.sql.partitions import create_ahead
+from gateway.time_limit import TimeLimit
 
 T = TypeVar("T")
-Begin: TypeAlias = Callable[[], AbstractContextManager[Connection]]
 Migrated: TypeAlias = Callable[[Connection, str | None, str], None]
 
 LOG_WAIT_MS: Final = 100
@@ -208,12 +208,12 @@ class Database:
         If it is not ``durable``, it survives a crash of this process, but a power failure can lose
         it until a durable transaction is committed after it.
         """
-        begin = functools.partial(self._writing.begin, durable=durable)
-        return await self._lanes["write"].run(function, begin)
+        transact = functools.partial(self._writing.transact, function, durable=durable)
+        return await self._lanes["write"].run(transact)
 
     async def read(self, function: Callable[[Connection], T]) -> T:
         """Run a read-only function in one transaction, on one snapshot."""
-        return await self._lanes["read"].run(function)
+        return await self._lanes["read"].read(function)
 
     async def report(self, function: Callable[[Connection], T], *, account_id: int | None) -> T:
         """Read a list or a report for an account; None is not limited.
@@ -222,7 +222,7 @@ class Database:
         other accounts. Raise ``TooManyRequests`` beyond that.
         """
         async with self._report_limiter.acquire(account_id):
-            return await self._lanes["report"].run(function)
+            return await self._lanes["report"].read(function)
 
     async def long_report(self, function: Callable[[Connection], T], *, account_id: int) -> T:
         """Read a report that can take minutes: one per account at a time, and few in total."""
@@ -233,12 +233,13 @@ class Database:
         """Run a read-only function that can take minutes, on one snapshot: exports, proofs."""
         loop = asyncio.get_running_loop()
         executor = self._lanes["slow"].executor
-        return await loop.run_in_executor(executor, _transact, self._snapshot.begin, function)
+        return await loop.run_in_executor(executor, _transact, self._snapshot, function)
 
     async def slow_write(self, function: Callable[[Connection], T]) -> T:
         """Run a function that can take minutes in one transaction; no request may wait for it."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._slow_writer, _transact, self.engine.begin, function)
+        transact = functools.partial(_transact, self.engine, function)
+        return await loop.run_in_executor(self._slow_writer, _try_twice, transact)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -289,33 +290,52 @@ class _Threads:
         self.executor = ThreadPoolExecutor(
             1 if alone else lane.threads, thread_name_prefix=f"sql-{lane.name}"
         )
-        self._lane = lane
+        patience_s = math.inf if lane.patience_s is None else lane.patience_s
+        message = f"the database did not answer within {patience_s:g} s"
+        self._limit = TimeLimit(patience_s, lambda: DatabaseTimeout(message))
 
-    async def run(self, function: Callable[[Connection], T], begin: Begin | None = None) -> T:
-        """Run a transaction. Raise ``DatabaseTimeout`` if it does not end within the lane's
-        patience; a transaction that has not begun by then is dropped."""
-        begin = begin or self.engine.begin
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(self._lane.patience_s) as patience:
-                return await loop.run_in_executor(self.executor, _transact, begin, function)
-        except TimeoutError:
-            if not patience.expired():
-                raise
-            raise DatabaseTimeout(
-                f"the database did not answer within {self._lane.patience_s:g} s"
-            ) from None
+    def read(self, function: Callable[[Connection], T]) -> asyncio.Future[T]:
+        """Run a function in one transaction of this lane's engine, like ``run``."""
+        return self.run(functools.partial(_transact, self.engine, function))
+
+    def run(self, transact: Callable[[], T]) -> asyncio.Future[T]:
+        """Run a transaction. The future fails with ``DatabaseTimeout`` if it does not end within
+        the lane's patience; a transaction that has not begun by then is dropped."""
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        # Not by ``run_in_executor``, whose pair of chained futures takes as long as a transaction.
+        self.executor.submit(_run, transact, answer)
+        return self._limit.apply(answer)
 
 
-def _transact(begin: Begin, function: Callable[[Connection], T]) -> T:
+def _run(transact: Callable[[], T], answer: asyncio.Future[T]) -> None:
+    """Run a transaction in a thread, unless nothing waits for it any more."""
+    if answer.done():
+        return
     try:
-        with begin() as connection:
-            return function(connection)
+        resolve = functools.partial(answer.set_result, _try_twice(transact))
+    except BaseException as error:  # a boundary: any error is raised to the caller
+        resolve = functools.partial(answer.set_exception, error)
+    with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+        answer.get_loop().call_soon_threadsafe(_resolve, answer, resolve)
+
+
+def _resolve(answer: asyncio.Future[T], resolve: Callable[[], None]) -> None:
+    if not answer.done():
+        resolve()
+
+
+def _try_twice(transact: Callable[[], T]) -> T:
+    try:
+        return transact()
     except OperationalError as error:
         if not deadlocked(error):
             raise
     # PostgreSQL has rolled this transaction back in favour of the other one.
-    with begin() as connection:
+    return transact()
+
+
+def _transact(engine: Engine, function: Callable[[Connection], T]) -> T:
+    with engine.begin() as connection:
         return function(connection)
 
 

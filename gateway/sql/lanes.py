@@ -13,7 +13,7 @@ import sqlite3
 import time
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 import psycopg
@@ -147,7 +147,8 @@ def _postgresql(url: URL, lane: Lane, size: int, *, prepare: bool) -> Engine:
     def begin(connection: Connection) -> None:
         options = connection.get_execution_options()
         level = "REPEATABLE READ" if options.get("reads", lane.reads) else "READ COMMITTED"
-        flush = "" if options.get("durable", True) else "; SET LOCAL synchronous_commit = off"
+        durable = connection.info.get("durable", True)
+        flush = "" if durable else "; SET LOCAL synchronous_commit = off"
         # One round trip; only queries without parameters can be combined.
         connection.exec_driver_sql(f"BEGIN ISOLATION LEVEL {level}{local}{flush}")
 
@@ -189,22 +190,26 @@ def _sqlite(path: str, lane: Lane, size: int) -> Engine:
         ):
             connection.execute(f"PRAGMA {pragma}")
         clock = record.info["clock"] = _Clock()
-        record.info["durable"] = True
+        record.info["synchronous"] = "FULL"
         connection.set_progress_handler(clock.is_up, STEPS)
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        options, info = connection.get_execution_options(), connection.info
+        info, driver = connection.info, cast(Any, connection.connection.driver_connection)
         limit_s = math.inf if lane.statement_s is None else lane.statement_s
         info["clock"].ends_at = time.monotonic() + limit_s
-        durable = options.get("durable", True)
-        if durable != info["durable"]:
-            driver: Any = connection.connection.driver_connection
-            driver.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-            info["durable"] = durable
+        synchronous = "FULL" if info.get("durable", True) else "NORMAL"
         # SELECT … FOR UPDATE compiles to nothing on SQLite: the write lock is taken here instead.
-        reads = options.get("reads", lane.reads)
-        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+        reads = connection.get_execution_options().get("reads", lane.reads)
+        start = "BEGIN" if reads else "BEGIN IMMEDIATE"
+        try:
+            if synchronous != info["synchronous"]:
+                driver.execute(f"PRAGMA synchronous={synchronous}")
+                info["synchronous"] = synchronous
+            driver.execute(start)
+        except sqlite3.Error as error:
+            # As by ``exec_driver_sql``, which takes longer than SQLite.
+            connection._handle_dbapi_exception(error, start, None, None, None)
 
     @event.listens_for(engine, "checkin")
     def rest(_: Any, record: Any) -> None:
