@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from sqlalchemy import delete, func, insert, select
+from sqlalchemy import Engine, delete, func, insert, select
 
 from gateway.accounts.accounts import create_account
 from gateway.accounts.keys import create_key
@@ -31,7 +31,8 @@ from gateway.ledger.prices import PriceCache, put_in_force
 from gateway.ledger.settle import Settlement, settle
 from gateway.ledger.transfers import add_credit
 from gateway.pricing import Component, Price
-from gateway.sql.database import Database, migrate
+from gateway.sql.database import migrate
+from gateway.sql.lanes import WRITE, open_engine
 from gateway.tables.core import QUANTITIES, holds, outputs, receipts, transfers
 from workers.contract.jobs import Job, RequestId, Timings, Usage, encode
 
@@ -58,8 +59,8 @@ def main() -> None:
 
 def measure(name: str, url: str) -> None:
     migrate(url)
-    database = Database(url)
-    books = open_books(database, ACCOUNTS)
+    engine = open_engine(url, lane=WRITE)
+    books = open_books(engine, ACCOUNTS)
     hot: list[Figure] = []
     wide: list[Figure] = []
     bare: list[Figure] = []
@@ -70,7 +71,7 @@ def measure(name: str, url: str) -> None:
         ]
         for figures, each in zip((hot, wide, bare), zip(*turns, strict=True), strict=True):
             figures.append(Figure(*map(statistics.median, zip(*each, strict=True))))
-    database.dispose()
+    engine.dispose()
     print_row(f"{name}, one hot account", [each.pairs_per_s for each in hot])
     print_row(f"{name}, {ACCOUNTS:,} accounts", [each.pairs_per_s for each in wide])
     print_row(f"{name}, bare insert of the same rows", [each.pairs_per_s for each in bare])
@@ -90,15 +91,15 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True)
 class Books:
-    database: Database
+    engine: Engine
     owners: list[tuple[int, int]]
     price_id: int
     job: bytes
 
 
-def open_books(database: Database, count: int) -> Books:
+def open_books(engine: Engine, count: int) -> Books:
     owners = []
-    with database.transaction() as connection:
+    with engine.begin() as connection:
         for number in range(count):
             account = create_account(connection, f"bench {time.time_ns()} {number}")
             _, key = create_key(connection, account.id, pepper=b"a pepper for benchmarks")
@@ -116,7 +117,7 @@ def open_books(database: Database, count: int) -> Books:
         price_id = put_in_force(connection, "bench", price, datetime.now(UTC))
     input = {"messages": [{"role": "user", "content": "hello " * 20}]}
     job = Job(RequestId("req_" + "0" * 32), "1", "bench", "text-generation", input, LIMITS)
-    return Books(database, owners, price_id, encode(job))
+    return Books(engine, owners, price_id, encode(job))
 
 
 def run(books: Books, size: int, *, hot: bool) -> Figure:
@@ -126,9 +127,9 @@ def run(books: Books, size: int, *, hot: bool) -> Figure:
     def pairs() -> None:
         now = datetime.now(UTC)
         requests = [hold_request(books, *next(owners), now) for _ in range(size)]
-        with books.database.transaction() as connection:
+        with books.engine.begin() as connection:
             hold(connection, requests)
-        with books.database.transaction() as connection:
+        with books.engine.begin() as connection:
             settle(
                 connection,
                 [settlement(each.request_id) for each in requests],
@@ -144,15 +145,15 @@ def insert_only(books: Books, size: int) -> Figure:
     """Write the rows of each pair, in the same two transactions."""
     account_id, key_id = books.owners[0]
     body = msgspec.msgpack.encode(settlement(RequestId("req_")).output)
-    with books.database.transaction() as connection:
+    with books.engine.begin() as connection:
         transfer_id = connection.execute(select(func.max(transfers.c.id))).scalar_one()
 
     def pairs() -> None:
         now = datetime.now(UTC)
         requests = [hold_request(books, account_id, key_id, now) for _ in range(size)]
-        with books.database.transaction() as connection:
+        with books.engine.begin() as connection:
             connection.execute(insert(holds), [hold_row(each) for each in requests])
-        with books.database.transaction() as connection:
+        with books.engine.begin() as connection:
             ids = [each.request_id for each in requests]
             connection.execute(delete(holds).where(holds.c.request_id.in_(ids)))
             connection.execute(

@@ -34,6 +34,7 @@ from gateway.catalog.tasks import makes
 from gateway.ledger.closed import ClosedRequest
 from gateway.sql.database import Database
 from gateway.tables.core import receipts
+from gateway.tables.settlement_time import settled_within
 from workers.contract.jobs import Timings, Usage
 
 Window: TypeAlias = Literal["15m", "1h", "24h"]
@@ -339,7 +340,7 @@ def read_samples(connection: Connection, model: str, since: datetime) -> list[Re
     rows = connection.execute(
         select(*columns)
         .where(
-            receipts.c.settled_at >= since,
+            *settled_within(connection, since),
             receipts.c.model == model,
             receipts.c.service_class == "standard",
         )

@@ -111,9 +111,9 @@ MUTATIONS = (
     Mutation(
         "a unit is left out of the rollup",
         "gateway/billing/usage/rollups.py",
-        "        *(receipts.c[name] for name in QUANTITIES),\n    ).where(within",
+        "        *(receipts.c[name] for name in QUANTITIES),\n    ).where(*settled",
         "        *(none.label(name) if name == 'output_tokens' else receipts.c[name]"
-        " for name in QUANTITIES),\n    ).where(within",
+        " for name in QUANTITIES),\n    ).where(*settled",
         "tests/billing/test_usage.py",
     ),
     Mutation(

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
 
+import psycopg
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, func, select
+from alembic.operations import Operations
+from sqlalchemy import Connection, Select, func, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-import migrations
 from gateway import metrics
-from gateway.ids import first_request_id
+from gateway.billing.exports.native import CSV_SCHEMA, native_tables
+from gateway.billing.exports.pages import connection_reader
+from gateway.billing.statements.statement import statement
+from gateway.billing.usage.report import Filters, Span, usage
+from gateway.ids import first_request_id, new_request_id
+from gateway.ledger.balances import _LOCK
 from gateway.ledger.holds import hold
+from gateway.ledger.periods import span_of
 from gateway.ledger.reconcile import reconcile
 from gateway.scheduled import partition_tasks
 from gateway.sql.database import Database
@@ -35,6 +43,7 @@ from gateway.sql.partitions import (
     rows_in_default,
 )
 from gateway.tables.core import metadata, outputs, receipts, transfers
+from gateway.tables.settlement_time import settled_within
 from tests.databases import Databases
 from tests.ledger.books import Books, open_books
 from tests.ledger.test_statement_counts import with_output
@@ -187,7 +196,7 @@ def test_filled_database_is_migrated_down_and_up(books: Books) -> None:
         before = connection.execute(whole).all()
 
     with sound(books.database) as connection:
-        command.downgrade(_config(connection), "0018")
+        _migrate(connection, "downgrade")
     with books.database.transaction() as connection:
         counted = [
             connection.exec_driver_sql(f"SELECT count(*) FROM {which}").scalar_one()
@@ -203,7 +212,7 @@ def test_filled_database_is_migrated_down_and_up(books: Books) -> None:
         with pytest.raises(DBAPIError, match="append-only"), connection.begin_nested():
             connection.execute(receipts.delete())
     with sound(books.database) as connection:
-        command.upgrade(_config(connection), "head")
+        _migrate(connection, "upgrade")
         create_ahead(connection, datetime.now(UTC))
 
         assert connection.execute(whole).all() == before
@@ -224,8 +233,88 @@ def test_filled_database_is_migrated_down_and_up(books: Books) -> None:
         assert connection.execute(newest).scalar_one() > len(settled) + 1
 
 
-def _config(connection: Connection) -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
-    config.attributes["connection"] = connection
-    return config
+def _migrate(connection: Connection, step: str) -> None:
+    """Run one step of the migration alone, because later ones have no way back."""
+    migration = importlib.import_module("migrations.versions.0019_partitions")
+    with Operations.context(MigrationContext.configure(connection)):
+        getattr(migration, step)()
+
+
+def partitions_read(connection: Connection, query: Select[Any]) -> set[str]:
+    """Names of the partitions that a query reads, according to its plan."""
+    sql = query.compile(connection, compile_kwargs={"literal_binds": True})
+    plan = connection.exec_driver_sql(f"EXPLAIN {sql}".replace("%", "%%")).scalars()
+    names = r" on ((?:receipts|outputs|transfers)_\w+)"
+    return set(re.findall(names, "\n".join(plan)))
+
+
+def test_month_reads_two_or_three_partitions_of_many(books: Books) -> None:
+    charge(books, at=LATER)
+    with books.database.transaction() as connection:
+        for month in ("2031-03", "2031-04", MONTH, "2031-06", "2031-07"):
+            create_month(connection, month)
+        span = span_of(MONTH)
+        settled = select(func.sum(receipts.c.charge_nanos)).where(
+            *settled_within(connection, *span)
+        )
+        booked = select(transfers.c.id).where(
+            transfers.c.booked_at >= span.starts_at, transfers.c.booked_at < span.ends_at
+        )
+        lookup = select(receipts, outputs.c.body).outerjoin(
+            outputs, outputs.c.request_id == receipts.c.request_id
+        )
+        id = first_request_id(LATER).ljust(36, "0")
+
+        assert partitions_read(connection, settled) == {
+            "receipts_2031_04", "receipts_2031_05", "receipts_2031_06"
+        }  # fmt: skip
+        assert partitions_read(connection, booked) == {"transfers_2031_05"}
+        assert partitions_read(connection, lookup.where(receipts.c.request_id == id)) == {
+            "receipts_2031_05", "outputs_2031_05"
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_statement_of_holds_and_settlements_reads_at_most_one_partition(
+    books: Books, count: int
+) -> None:
+    """The one that locks balances; all others of them insert, or read other tables."""
+    new = [new_request_id() for _ in range(count)]
+    ends = {"new_first": min(new, default=None), "new_last": max(new, default=None)}
+    values = {"new": new, **ends, "keys": [books.key.id], "open": []}
+    engine = books.database._lanes["write"].engine
+    with engine.begin() as connection:
+        compiled, cursor = _LOCK._start(connection)
+        sql = compiled.sql
+        for number, name in enumerate(values, 1):
+            sql = sql.replace(f"%({name})s", f"${number}")
+        cursor.execute(f"PREPARE lock (text[], text, text, bigint[], text[]) AS {sql}")
+        # As literals, because EXPLAIN takes no parameters.
+        literals = ", ".join(psycopg.sql.Literal(value).as_string() for value in values.values())
+        cursor.execute(f"EXPLAIN (COSTS OFF) EXECUTE lock ({literals})")
+        plan = "\n".join(row[0] for row in cursor)
+
+    assert "Subplans Removed" in plan
+    assert set(re.findall(r" on (receipts_\w+)", plan)) == (
+        {f"receipts_{datetime.now(UTC):%Y_%m}"} if new else set()
+    )
+
+
+def test_reports_find_receipts_of_any_id(books: Books) -> None:
+    moments = [None, datetime(2020, 1, 1, tzinfo=UTC), LATER]
+    settled = [charge(books, at=moment) for moment in moments]
+    settled += [charge(books, id=id) for id in ("zzz", "0", "req_1")]
+    now = datetime.now(UTC)
+    span = Span(now - timedelta(hours=1), now + timedelta(hours=1), ZoneInfo("UTC"))
+    month = now.strftime("%Y-%m")
+
+    with books.database.snapshot() as connection:
+        (whole,) = usage(connection, span, (), Filters(), rolled=False)
+        billed = statement(connection, books.account.id, month).sum_nanos
+        read = connection_reader(connection)
+        tables = native_tables(read, span, Filters(), CSV_SCHEMA)
+        exported = [id for table in tables for id in table["request_id"].to_pylist()]
+
+    assert whole.requests == len(settled)
+    assert billed == whole.cost_nanos > 0
+    assert sorted(exported) == sorted(settled)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
@@ -28,8 +27,8 @@ from sqlalchemy import (
 )
 
 from gateway.billing.usage.report import Filters, Span
-from gateway.ids import first_request_id
 from gateway.tables.core import receipts, refunds
+from gateway.tables.settlement_time import settled_within
 
 T = TypeVar("T")
 R = TypeVar("R", covariant=True)
@@ -69,7 +68,12 @@ def charge_pages(
     # An expression, so that the planner uses the index on the time of booking, not that of the ids.
     borders = select(func.min(func.substr(id, 1)), func.max(func.substr(id, 1)))
     borders = borders.where(*span_conditions(span, filters))
-    first, last = read(lambda connection: connection.execute(borders).one())
+
+    def find_borders(connection: Connection) -> Any:
+        within = settled_within(connection, span.starts_at, span.ends_at)
+        return connection.execute(borders.where(*within)).one()
+
+    first, last = read(find_borders)
     if first is None:
         return
     place: Any = id >= first
@@ -116,9 +120,6 @@ def span_conditions(span: Span, filters: Filters) -> list[Any]:
     conditions: list[Any] = [
         receipts.c.settled_at >= span.starts_at,
         receipts.c.settled_at < span.ends_at,
-        # Ids are time-ordered and never later than their booking, but can be arbitrarily earlier:
-        # an upper bound only.
-        receipts.c.request_id < first_request_id(span.ends_at + timedelta(hours=1)),
     ]
     return conditions + filter_conditions(filters)
 

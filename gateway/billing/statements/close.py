@@ -47,6 +47,7 @@ from gateway.tables.core import (
     receipts,
     transfers,
 )
+from gateway.tables.settlement_time import settled_within
 
 SETTLED_AFTER: Final = timedelta(minutes=5)
 """Minimum time between the end of a month and its close."""
@@ -162,8 +163,7 @@ def rebate_due(connection: Connection, account_id: int, month: str) -> int:
     spent = connection.execute(
         select(exact_sum(receipts.c.charge_nanos)).where(
             receipts.c.account_id == account_id,
-            receipts.c.settled_at >= span.starts_at,
-            receipts.c.settled_at < span.ends_at,
+            *settled_within(connection, *span),
         )
     ).scalar_one()
     due = 0
@@ -319,7 +319,7 @@ def _sealed(connection: Connection, month: str, now: datetime) -> BillingPeriod:
     span = span_of(month)
     counted = connection.execute(
         select(func.count(), exact_sum(receipts.c.charge_nanos)).where(
-            receipts.c.settled_at >= span[0], receipts.c.settled_at < span[1]
+            *settled_within(connection, *span)
         )
     ).one()
     moved = connection.execute(
@@ -352,18 +352,17 @@ def _digest(connection: Connection, month: str) -> str:
     """Compute the digest of all receipts and transfers of a month, in order of their ids."""
     digest = hashlib.sha256()
     span = span_of(month)
-    for table, moment, order in (
-        (receipts, receipts.c.settled_at, receipts.c.request_id),
-        (transfers, transfers.c.booked_at, transfers.c.id),
+    booked_at = transfers.c.booked_at
+    for table, conditions, order in (
+        (receipts, settled_within(connection, *span), receipts.c.request_id),
+        (transfers, [booked_at >= span.starts_at, booked_at < span.ends_at], transfers.c.id),
     ):
         plain = [
             microseconds(column) if column.name.endswith("_at") else column
             for column in table.c
             if column.name not in ("metadata", "timings", "error", "windows", "attributes")
         ]
-        query = (
-            select(*plain).where(moment >= span.starts_at, moment < span.ends_at).order_by(order)
-        )
+        query = select(*plain).where(*conditions).order_by(order)
         rows = connection.execute(query, execution_options={"yield_per": 5000})
         for row in rows:
             digest.update(msgspec.json.encode(tuple(row)) + b"\n")

@@ -29,6 +29,7 @@ from gateway.tables.core import (
     refunds,
     transfers,
 )
+from gateway.tables.settlement_time import settled_within
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +190,7 @@ def _draft(connection: Connection, account_id: int, month: str) -> list[InvoiceL
     ).where(
         receipts.c.account_id == account_id,
         receipts.c.outcome == "charged",
-        receipts.c.settled_at >= starts_at(month),
-        receipts.c.settled_at < starts_at(next_month(month)),
+        *settled_within(connection, starts_at(month), starts_at(next_month(month))),
     )
     rows = connection.execute(charged, execution_options={"yield_per": 1000}).mappings()
     for row in rows:

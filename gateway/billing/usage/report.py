@@ -21,6 +21,7 @@ from gateway.checks.moments import read_day, read_moment
 from gateway.errors import InvalidRequest
 from gateway.sql.database import exact_sum, time_bucket
 from gateway.tables.core import QUANTITIES, accounts, keys, receipts, refunds, usage_hourly
+from gateway.tables.settlement_time import settled_within
 
 TIMES: Final = ("minute", "hour", "day", "month")
 DIMENSIONS: Final = (*TIMES[1:], "account", "key", "model", "task")
@@ -245,17 +246,20 @@ def _booked_rows(
     else:
         sums = [exact_sum(refunds.c.amount_nanos).label("refund_nanos")]
         source = _joined(receipts.join(refunds, refunds.c.request_id == receipts.c.request_id), by)
+    starts_at, ends_at = min(start for start, _ in ranges), max(end for _, end in ranges)
     conditions = _conditions(receipts, filters)
-    if table is refunds and filters.account_ids is not None:
-        conditions.append(refunds.c.account_id.in_(filters.account_ids))
+    # The overall range as well, so that an index can be used.
+    if table is receipts:
+        conditions += settled_within(connection, starts_at, ends_at)
+    else:
+        conditions += [moment >= starts_at, moment < ends_at]
+        if filters.account_ids is not None:
+            conditions.append(refunds.c.account_id.in_(filters.account_ids))
     query = (
         select(*columns.values(), *sums)
         .select_from(source)
         .where(
             or_(*((moment >= start) & (moment < end) for start, end in ranges)),
-            # The overall range as well, so that an index can be used.
-            moment >= min(start for start, _ in ranges),
-            moment < max(end for _, end in ranges),
             *conditions,
         )
         .group_by(*_places(columns))

@@ -16,7 +16,6 @@ from typing import Final
 import msgspec
 from sqlalchemy import (
     BigInteger,
-    ColumnElement,
     Connection,
     Select,
     delete,
@@ -30,6 +29,7 @@ from sqlalchemy import (
 from gateway.ledger.periods import month_of, open_period, utc_now
 from gateway.sql.database import exact_sum
 from gateway.tables.core import QUANTITIES, periods, receipts, refunds, usage_hourly, usage_hours
+from gateway.tables.settlement_time import settled_within
 
 HOUR: Final = timedelta(hours=1)
 CLOSED_AFTER: Final = timedelta(seconds=30)
@@ -69,7 +69,7 @@ def build_hour(connection: Connection, hour: datetime) -> Seal:
     """Build or rebuild one hour. The caller has locked its month's row."""
     connection.execute(delete(usage_hourly).where(usage_hourly.c.hour == hour))
     connection.execute(delete(usage_hours).where(usage_hours.c.hour == hour))
-    cells = _booked_in(hour).subquery()
+    cells = _booked_in(connection, hour).subquery()
     keys = [cells.c[name] for name in _CELL]
     sums = [exact_sum(cells.c[name]).label(name) for name in _SUMS]
     made = select(literal(hour, usage_hourly.c.hour.type).label("hour"), *keys, *sums)
@@ -161,12 +161,8 @@ def _due(connection: Connection, now: datetime, limit: int) -> Iterator[datetime
         limit -= 1
 
 
-def _booked_in(hour: datetime) -> Select[tuple[object, ...]]:
+def _booked_in(connection: Connection, hour: datetime) -> Select[tuple[object, ...]]:
     """Select the receipts and refunds that were booked in an hour."""
-
-    def within(column: ColumnElement[datetime]) -> ColumnElement[bool]:
-        return (column >= hour) & (column < hour + HOUR)
-
     none = literal(0, BigInteger)
     settled = select(
         *(receipts.c[name] for name in _CELL),
@@ -174,7 +170,7 @@ def _booked_in(hour: datetime) -> Select[tuple[object, ...]]:
         receipts.c.charge_nanos,
         none.label("refund_nanos"),
         *(receipts.c[name] for name in QUANTITIES),
-    ).where(within(receipts.c.settled_at))
+    ).where(*settled_within(connection, hour, hour + HOUR))
     returned = (
         select(
             *(receipts.c[name] for name in _CELL),
@@ -184,7 +180,7 @@ def _booked_in(hour: datetime) -> Select[tuple[object, ...]]:
             *(none.label(name) for name in QUANTITIES),
         )
         .join(receipts, receipts.c.request_id == refunds.c.request_id)
-        .where(within(refunds.c.booked_at))
+        .where(refunds.c.booked_at >= hour, refunds.c.booked_at < hour + HOUR)
     )
     both = union_all(settled, returned).subquery()
     return select(both)

@@ -13,6 +13,7 @@ from gateway.ledger.closed import UNITS
 from gateway.ledger.discounts import class_price, read_discounts
 from gateway.pricing import Price, UnpricedUsage, charge
 from gateway.tables.core import receipts
+from gateway.tables.settlement_time import settled_within
 from workers.contract.jobs import Usage
 
 
@@ -58,8 +59,7 @@ def whatif(
         *columns,
     ).where(
         receipts.c.outcome == "charged",
-        receipts.c.settled_at >= starts_at,
-        receipts.c.settled_at < ends_at,
+        *settled_within(connection, starts_at, ends_at),
     )
     if account_id is not None:
         query = query.where(receipts.c.account_id == account_id)
