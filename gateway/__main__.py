@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "budget": "limits:budget",
     "catalog": "catalog:catalog",
     "credit": "credit:credit",
+    "erase": "erase:erase_command",
     "export": "reports:export_command",
     "invoice": "periods:invoice",
     "key": "accounts:key",

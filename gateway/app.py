@@ -51,6 +51,7 @@ from gateway.performance import Performance
 from gateway.readiness import Readiness
 from gateway.requests.service import Requests
 from gateway.retention.clearing import Retention
+from gateway.retention.erasure import Eraser
 from gateway.retention.kinds import all_kinds
 from gateway.scheduled import (
     Scheduler,
@@ -70,6 +71,7 @@ from gateway.supervision import Supervisor, exit_now
 from gateway.voices.store import Voices
 from workers.contract.blobs import Blobs
 from workers.contract.redis import connect
+from workers.contract.streams import EventLog
 
 log = logging.getLogger(__name__)
 
@@ -182,6 +184,7 @@ def create_app(settings: Settings) -> Litestar:
                 performance=Performance(database),
                 pepper=pepper,
                 payment_provider=payment_provider(settings),
+                eraser=Eraser(database, blobs, EventLog(redis, namespace=settings.namespace)),
                 access=Access(database, pepper=pepper, uses=uses),
             )
             app.state.services = services

@@ -55,6 +55,7 @@ Act: TypeAlias = Literal[
     "set_aside.release",
     "audit.expire",
     "retention.run",
+    "erasure.run",
     "database.migrate",
 ]
 ACTS: Final[tuple[Act, ...]] = get_args(Act)

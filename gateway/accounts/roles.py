@@ -34,6 +34,7 @@ Area: TypeAlias = Literal[
     "webhooks",
     "set_aside",
     "audit",
+    "erasure",
 ]
 Right: TypeAlias = Literal["", "read", "write"]
 
@@ -60,6 +61,7 @@ AREAS: Final[Mapping[Area, Mapping[Role, Right]]] = {
     "webhooks": _rights("write", "", "read"),
     "set_aside": _rights("write", "read", "read"),
     "audit": _rights("read", "read", "read"),
+    "erasure": _rights("write", "", ""),
 }
 """What each role may do: ``write`` includes ``read``."""
 
@@ -83,6 +85,7 @@ ACT_AREAS: Final[Mapping[str, Area]] = {
     "audit": "audit",
     "database": "accounts",
     "retention": "accounts",
+    "erasure": "erasure",
 }
 """Area of each kind of act: of ``account.change``, the one of ``account``."""
 

@@ -86,6 +86,7 @@ ACTING: dict[str, tuple[str, str]] = {
     "aside retry": ("outcome one", "set_aside.retry"),
     "aside release": ("outcome two", "set_aside.release"),
     "retention run": ("", "retention.run"),
+    "erase": ("--tag a=b", "erasure.run"),
     "user create": ("Ann --email ann@example.com --role finance", "user.create"),
     "user set": ("ann@example.com --role none", "user.change"),
     "member set": ("acme ann@example.com owner", "member.set"),

@@ -111,6 +111,7 @@ CALLS: dict[str, list[tuple[str, Call]]] = {
     "CreateKey": [
         ("key.create", lambda i: ("POST", f"/v1/admin/accounts/{i.name}/keys", {"name": "k"}))
     ],
+    "Erase": [("erasure.run", lambda i: ("POST", "/v1/admin/erasures", {"tag": "a=b"}))],
     "CreateUser": [
         (
             "user.create",

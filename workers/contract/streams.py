@@ -188,6 +188,11 @@ class EventLog:
         answer = await self._redis.xrange(_events_key(self._namespace, id), start, "+", count)
         return _log_entries(id, cast(list[Any], answer))
 
+    async def delete(self, ids: Sequence[str]) -> None:
+        """Delete the logs of some jobs."""
+        if ids:
+            await self._redis.unlink(*(_events_key(self._namespace, id) for id in ids))
+
     async def latest(self, id: str, *, count: int) -> list[LogEntry]:
         """Return the last entries of a job, newest first."""
         answer = await self._redis.xrevrange(_events_key(self._namespace, id), "+", "-", count)

@@ -9,6 +9,7 @@ from litestar.types import ControllerRouterHandler
 from gateway.api.admin.accounts import AccountsController
 from gateway.api.admin.audit import AuditController
 from gateway.api.admin.credit import CreditController
+from gateway.api.admin.erasure import ErasureController
 from gateway.api.admin.keys import KeysController
 from gateway.api.admin.limits import AdminLimitsController
 from gateway.api.admin.maintenance import AdminController
@@ -28,4 +29,5 @@ HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (
     AdminPeriodsController,
     AuditController,
     UsersController,
+    ErasureController,
 )

@@ -27,6 +27,7 @@ from gateway.performance import Performance
 from gateway.readiness import Readiness
 from gateway.requests.caller import Caller
 from gateway.requests.service import Requests
+from gateway.retention.erasure import Eraser
 from gateway.settings import Settings
 from gateway.sql.database import Database
 from gateway.supervision import Supervisor
@@ -57,6 +58,7 @@ class Services:
     performance: Performance
     pepper: bytes
     payment_provider: PaymentProvider | None
+    eraser: Eraser
     access: Access
 
 
