@@ -30,6 +30,7 @@ from gateway.sql.database import migrate
 
 COMMANDS: Final = {
     "account": "accounts:account",
+    "archive": "archive:archive",
     "aside": "aside:aside",
     "audit": "audit:audit",
     "budget": "limits:budget",

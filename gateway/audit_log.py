@@ -44,6 +44,8 @@ Act: TypeAlias = Literal[
     "ledger.reconcile",
     "ledger.rebuild",
     "period.close",
+    "period.archive",
+    "period.restore",
     "invoice.credit",
     "rebate.set",
     "user.create",

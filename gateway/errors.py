@@ -8,7 +8,7 @@
     ├── NotFound                404  model_not_found, request_not_found, not_found
     ├── MethodNotAllowed        405  method_not_allowed
     ├── Conflict                409  idempotency_conflict
-    ├── Gone                    410  link_expired, blob_expired
+    ├── Gone                    410  link_expired, blob_expired, archived
     ├── TooLarge                413  body_too_large
     ├── RequestFailed      400, 424  a worker's failure of an accepted request
     ├── TooManyRequests         429  rate_limit_exceeded, too_many_concurrent, credit_in_use, …

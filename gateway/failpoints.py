@@ -29,6 +29,16 @@ Failpoint: TypeAlias = Literal[
     "close_sealed",
     "close_rebated",
     "close_issued",
+    "archive_begun",
+    "archive_written",
+    "archive_verified",
+    "archive_removing",
+    "archive_batch",
+    "archive_removed",
+    "restore_begun",
+    "restore_batch",
+    "restore_inserted",
+    "restore_ended",
 ]
 
 _ARMED: Final = os.environ.get("TOLLGATE_FAILPOINT")

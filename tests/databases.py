@@ -80,6 +80,16 @@ class Databases:
         self._execute(f'CREATE DATABASE "{name}" TEMPLATE "{self._template}"')
         return self._url(name)
 
+    def copy(self, url: str) -> str:
+        """Copy a database that nothing is connected to; give the address of the copy."""
+        name = f"t{uuid.uuid4().hex}"
+        if self.kind == "sqlite":
+            path = self._directory / f"{name}.db"
+            shutil.copy(url.removeprefix("sqlite:///"), path)
+            return f"sqlite:///{path}"
+        self._execute(f'CREATE DATABASE "{name}" TEMPLATE "{make_url(url).database}"')
+        return self._url(name)
+
     def _url(self, name: str) -> str:
         url = self._postgres.set(drivername="postgresql", database=name)
         return url.render_as_string(hide_password=False)

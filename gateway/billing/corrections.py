@@ -12,6 +12,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection, select
 
+from gateway.archive.marks import archived_months, refuse_archived
 from gateway.checks.entered import REFERENCE_MAX, check_text
 from gateway.ledger.closed import UNITS
 from gateway.ledger.discounts import class_price, read_discounts
@@ -46,7 +47,11 @@ def plan(
     ends_at: datetime,
     account_id: int | None = None,
 ) -> list[Correction]:
-    """Find requests accepted in a span that were charged more than the right price."""
+    """Find requests accepted in a span that were charged more than the right price.
+
+    Raise ``Gone`` if receipts of the span are archived.
+    """
+    refuse_archived(archived_months(connection, accepted=(starts_at, ends_at)), "a correction")
     return list(_overpaid(connection, model, price, starts_at, ends_at, account_id))
 
 

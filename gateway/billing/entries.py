@@ -8,6 +8,8 @@ from typing import Any
 
 from sqlalchemy import Connection, func, literal_column, select
 
+from gateway.errors import Gone
+from gateway.tables.archives import archived_charges
 from gateway.tables.core import receipts, refunds, transfers
 
 REQUESTS_MAX = 1000
@@ -16,7 +18,10 @@ REQUESTS_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One transfer; money received is positive. ``requests``: number of receipts of a charge."""
+    """One transfer; money received is positive. ``requests``: number of receipts of a charge.
+
+    Archived charges that follow each other are one entry, with the id of the last of them.
+    """
 
     id: int
     kind: str
@@ -60,6 +65,8 @@ def entries(
                 query = query.where(transfers.c.kind != literal_column("'charge'"))
         inward = side is transfers.c.to_account
         found += [_entry(row, inward) for row in connection.execute(query.limit(limit))]
+    if kind in (None, "charge"):
+        found += _archived(connection, account_id, limit=limit, below=below)
     found.sort(key=lambda entry: entry.id, reverse=True)
     return found[:limit]
 
@@ -67,7 +74,10 @@ def entries(
 def find_entry(
     connection: Connection, account_id: int, id: int
 ) -> tuple[LedgerEntry, list[ChargedEntry]]:
-    """Find a transfer and, of a charge, its requests. Raise ``LookupError`` if it is unknown."""
+    """Find a transfer and, of a charge, its requests.
+
+    Raise ``LookupError`` if it is unknown, ``Gone`` if it stands for archived charges.
+    """
     for side in (transfers.c.from_account, transfers.c.to_account):
         row = connection.execute(_entries().where(transfers.c.id == id, side == account_id)).first()
         if row is not None:
@@ -80,7 +90,41 @@ def find_entry(
             return _entry(row, side is transfers.c.to_account), [
                 ChargedEntry(*each) for each in rows
             ]
+    carried = archived_charges.c
+    archived = select(carried.month).where(
+        carried.account_id == account_id, carried.transfer_id == id
+    )
+    month = connection.execute(archived).scalar()
+    if month is not None:
+        raise Gone("archived", f"The charges of {month} are archived; their export lists them.")
     raise LookupError(f"unknown entry {id}")
+
+
+def _archived(
+    connection: Connection, account_id: int, *, limit: int, below: int | None
+) -> list[LedgerEntry]:
+    carried = archived_charges.c
+    query = select(archived_charges).where(
+        carried.account_id == account_id,
+        carried.amount_nanos > carried.returned_nanos,
+    )
+    if below is not None:
+        query = query.where(carried.transfer_id < below)
+    rows = connection.execute(query.order_by(carried.transfer_id.desc()).limit(limit))
+    return [
+        LedgerEntry(
+            id=row.transfer_id,
+            kind="charge",
+            amount_nanos=row.returned_nanos - row.amount_nanos,
+            balance_nanos=row.posted_after,
+            actor="archive",
+            reason=f"archived charges of {row.month}",
+            booked_at=row.booked_at,
+            requests=row.requests,
+            request_id=None,
+        )
+        for row in rows
+    ]
 
 
 def _entries() -> Any:

@@ -10,18 +10,20 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, case, func, insert, select
 
+from gateway.archive.marks import archived_months, find_archive
 from gateway.audit_log import Author, record
-from gateway.billing.statements.close import changed_since_close, list_periods
+from gateway.billing.statements.close import changed_since_close, find_period, list_periods
 from gateway.billing.usage.rollups import Seal, seal_of, seals
-from gateway.ledger.periods import is_month
+from gateway.ledger.periods import is_month, month_of, span_of
 from gateway.ledger.reconcile import Finding, reconcile
 from gateway.payments.payments import compare_payments
 from gateway.payments.provider import PaymentProvider, ProviderFailed
 from gateway.pricing import format_usd
 from gateway.sql.database import Database, exact_sum, time_bucket
-from gateway.tables.core import receipts, reconciliations, refunds
+from gateway.tables.archives import archived_charges
+from gateway.tables.core import receipts, reconciliations, refunds, transfers
 
 HOUR_S = 3600
 PAYMENTS_WITHIN = timedelta(days=35)
@@ -110,21 +112,76 @@ def _closed_months_are_as_sealed(connection: Connection) -> Iterator[Finding]:
         if not is_month(period.month):
             yield Finding("R13", f"month {period.month!r}", "is not a month; delete its row")
     closed = [each.month for each in known if each.state == "closed" and is_month(each.month)]
+    archived = archived_months(connection)
+    for month in archived:
+        yield from _adds_up_to_its_seal(connection, month)
     for month in closed[-SEALS_CHECKED:]:
-        if changed_since_close(connection, month):
+        if month not in archived and changed_since_close(connection, month):
             yield Finding("R13", f"month {month}", "has changed since it was closed")
 
 
+def _adds_up_to_its_seal(connection: Connection, month: str) -> Iterator[Finding]:
+    """R13: what is left of an archived month and what was removed add up to its seal."""
+    period, archive = find_period(connection, month), find_archive(connection, month)
+    assert archive is not None
+    subject = f"archive {month}"
+    if archive.sha256 != period.sha256:
+        yield Finding("R13", subject, "is not of the month as it was closed")
+    span = span_of(month)
+    left = connection.execute(
+        select(func.count())
+        .select_from(receipts)
+        .where(receipts.c.settled_at >= span.starts_at, receipts.c.settled_at < span.ends_at)
+    ).scalar_one()
+    charge = transfers.c.kind == "charge"
+    moved, charged = connection.execute(
+        select(func.count(), exact_sum(case((charge, transfers.c.amount_nanos), else_=0))).where(
+            transfers.c.booked_at >= span.starts_at, transfers.c.booked_at < span.ends_at
+        )
+    ).one()
+    carried = connection.execute(
+        select(
+            exact_sum(archived_charges.c.amount_nanos - archived_charges.c.returned_nanos)
+        ).where(archived_charges.c.month == month)
+    ).scalar_one()
+    for what, found, due in (
+        ("receipts", left + archive.removed_receipts, period.receipts),
+        ("transfers", moved + archive.removed_transfers, period.transfers),
+        ("nano-dollars charged", charged + archive.removed_nanos, period.charge_nanos),
+        ("nano-dollars carried", carried, archive.removed_nanos),
+    ):
+        if found != due:
+            yield Finding("R13", subject, f"has {found} {what}, but it should be {due}")
+
+
 def _rollups_are_receipts(connection: Connection) -> Iterator[Finding]:
-    """R10: the rows of each sealed hour match its seal, and the seal matches the receipts."""
+    """R10: the rows of each sealed hour match its seal, and the seal matches the receipts.
+
+    The hours of an archived month, whose receipts are in files, match the seal of their month.
+    """
     booked = _booked_by_hour(connection)
+    archived = dict.fromkeys(archived_months(connection), (0, 0))
     for seal in seals(connection):
         hour = seal.hour.isoformat(timespec="minutes")
         if seal_of(connection, seal.hour) != seal:
             yield Finding("R10", f"hour {hour}", "does not match its seal")
         requests, charged, returned = booked.get(seal.hour, (0, 0, 0))
+        if (month := month_of(seal.hour)) in archived:
+            before = archived[month]
+            archived[month] = (before[0] + seal.requests, before[1] + seal.charge_nanos)
+            requests, charged = seal.requests, seal.charge_nanos
         if (seal.requests, seal.charge_nanos, seal.refund_nanos) != (requests, charged, returned):
             yield Finding("R10", f"hour {hour}", _difference(seal, requests, charged, returned))
+    for month, (requests, charged) in archived.items():
+        period = find_period(connection, month)
+        if (requests, charged) != (period.receipts, period.charge_nanos):
+            yield Finding(
+                "R10",
+                f"month {month}",
+                f"is sealed with {period.receipts} requests and "
+                f"{format_usd(period.charge_nanos or 0)} charged, but its hours have "
+                f"{requests} and {format_usd(charged)}",
+            )
 
 
 def _booked_by_hour(connection: Connection) -> dict[datetime, tuple[int, int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -17,15 +18,18 @@ from gateway.commands.terminal import (
     columns,
     example,
     json_option,
+    open_database,
     perform,
     print_json,
     print_rows,
     print_views,
     read_body,
+    read_settings,
     refuse,
 )
 from gateway.operations import credit as operations
 from gateway.operations.credit import ChargebackBody, CreditBody, RefundBody
+from workers.contract.blobs import Blobs
 
 TRANSFER: Final = columns("id amount balance_after repeated")
 CORRECTION: Final = columns("request_id account_id paid due back")
@@ -79,7 +83,12 @@ def credit_add(account_name: str, as_json: bool, **entered: Any) -> None:
 def credit_refund(request_id: str, as_json: bool, **entered: Any) -> None:
     """Refund a request's charge, in full or in part."""
     body = read_body(RefundBody, entered)
-    made = perform(operations.refund, request_id, body)
+    settings = read_settings()
+    with open_database(settings) as database:
+        archived = asyncio.run(
+            operations.archived_charge(database, Blobs(settings.blobs), request_id)
+        )
+    made = perform(operations.refund, request_id, body, archived)
     print_views([made], TRANSFER, as_json)
 
 

@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from gateway.accounts.accounts import find_account
+from gateway.archive.marks import archived_months, refuse_archived
 from gateway.billing.entries import LedgerEntry, entries
 from gateway.billing.exports.footer import Footer, Format, Profile, encode_footer
 from gateway.billing.reconciliation import check_books
@@ -102,6 +103,9 @@ def export_command(
     with snapshot() as connection, open(output, "wb") as file:
         owner = find_account(connection, account_name)
         span = read_span(first, last, tz or owner.report_tz, now=datetime.now(UTC))
+        refuse_archived(
+            archived_months(connection, booked=(span.starts_at, span.ends_at)), "an export"
+        )
         parts = export(
             connection_reader(connection),
             span,

@@ -25,14 +25,17 @@ class Receipt:
     steps: Sequence[StepLine]
 
 
-def read_receipt(connection: Connection, closed: ClosedRequest, prices: PriceCache) -> Receipt:
+def read_receipt(
+    connection: Connection,
+    closed: ClosedRequest,
+    prices: PriceCache,
+    steps: Sequence[StepLine] | None = None,
+) -> Receipt:
+    """Read what belongs to a closed request. The steps of an archived one are given."""
+    if steps is None:
+        steps = read_steps(connection, closed.request_id)
     lines: Sequence[Line] = ()
     if closed.outcome == "charged":
         price = read_price(connection, closed.price_id, prices)
-        lines = tuple(itemized(connection, closed.request_id, price, closed.usage, prices))
-    return Receipt(
-        closed,
-        lines,
-        refunds_of(connection, closed.request_id),
-        read_steps(connection, closed.request_id),
-    )
+        lines = tuple(itemized(connection, closed.request_id, price, closed.usage, prices, steps))
+    return Receipt(closed, lines, refunds_of(connection, closed.request_id), steps)

@@ -28,11 +28,19 @@ from sqlalchemy import (
 from gateway.ledger.closed import ClosedRequest, read_closed
 from gateway.ledger.concurrency import miscounts
 from gateway.ledger.discounts import class_price, read_discounts
+from gateway.ledger.periods import month_of
 from gateway.ledger.prices import LIST, PriceCache, not_cancelled, read_price
 from gateway.ledger.steps import itemized
 from gateway.pricing import UnpricedUsage, charge, format_usd
 from gateway.sql.database import exact_sum, wide_sum
+from gateway.tables.archives import (
+    archived_charges,
+    archived_spending,
+    archived_windows,
+    archives,
+)
 from gateway.tables.core import (
+    SYSTEM_ACCOUNTS,
     accounts,
     budget_windows,
     holds,
@@ -75,22 +83,22 @@ def reconcile(connection: Connection, *, now: datetime) -> list[Finding]:
 
 def _sums_to_zero(connection: Connection) -> Iterator[Finding]:
     """R1: the balances of all accounts, including those of the system, sum to zero."""
-    balances = {
-        row.id: row.balance for row in connection.execute(select(accounts.c.id, _balance()))
-    }
-    total = sum(balances.values())
+    rows = connection.execute(select(accounts.c.id, _balance()))
+    total = sum(row.balance for row in rows) + sum(_carried(connection).values())
     if total:
         yield Finding("R1", "ledger", f"all balances sum to {format_usd(total)}, not to 0")
 
 
 def _posted_is_sum_of_transfers(connection: Connection) -> Iterator[Finding]:
-    """R2: a customer's stored balance is the sum of its transfers."""
+    """R2: a customer's stored balance is the sum of its transfers, and of its archived ones."""
+    carried = _carried(connection)
     query = select(accounts.c.id, accounts.c.posted_nanos, _balance()).where(
         accounts.c.kind == "customer"
     )
     for row in connection.execute(query):
-        if row.posted_nanos != row.balance:
-            yield _differ("R2", f"account {row.id}", "posted", row.posted_nanos, row.balance)
+        balance = row.balance + carried[row.id]
+        if row.posted_nanos != balance:
+            yield _differ("R2", f"account {row.id}", "posted", row.posted_nanos, balance)
 
 
 def _held_is_sum_of_holds(connection: Connection) -> Iterator[Finding]:
@@ -119,11 +127,17 @@ def _charges_are_sums_of_receipts(connection: Connection) -> Iterator[Finding]:
         .where(receipts.c.transfer_id == transfers.c.id)
         .scalar_subquery()
     )
-    query = select(transfers.c.id, transfers.c.amount_nanos, billed.label("billed")).where(
-        transfers.c.kind == "charge"
+    query = select(
+        transfers.c.id, transfers.c.amount_nanos, transfers.c.booked_at, billed.label("billed")
+    ).where(transfers.c.kind == "charge")
+    # Restoring inserts the charges of a month before their receipts.
+    restoring = set(
+        connection.execute(
+            select(archives.c.month).where(archives.c.state == "restoring")
+        ).scalars()
     )
     for row in connection.execute(query):
-        if row.amount_nanos != row.billed:
+        if row.amount_nanos != row.billed and month_of(row.booked_at) not in restoring:
             yield _differ("R4", f"transfer {row.id}", "charged", row.amount_nanos, row.billed)
     billed_to_key = select(exact_sum(receipts.c.charge_nanos)).where(receipts.c.key_id == keys.c.id)
     given_back = (
@@ -132,9 +146,14 @@ def _charges_are_sums_of_receipts(connection: Connection) -> Iterator[Finding]:
         .where(receipts.c.key_id == keys.c.id)
     )
     spent = billed_to_key.scalar_subquery() - given_back.scalar_subquery()
-    for row in connection.execute(select(keys.c.id, keys.c.spent_nanos, spent.label("billed"))):
-        if row.spent_nanos != row.billed:
-            yield _differ("R4", f"key {row.id}", "spent", row.spent_nanos, row.billed)
+    archived = archived_spending.c
+    by_key = select(archived.key_id, exact_sum(archived.charge_nanos)).group_by(archived.key_id)
+    carried = {row[0]: row[1] for row in connection.execute(by_key)}
+    by_now = select(keys.c.id, keys.c.spent_nanos, spent.label("billed"))
+    for key_id, stored, billed_now in connection.execute(by_now):
+        due = billed_now + carried.get(key_id, 0)
+        if stored != due:
+            yield _differ("R4", f"key {key_id}", "spent", stored, due)
 
 
 def _refunds_are_part_of_charges(connection: Connection) -> Iterator[Finding]:
@@ -276,6 +295,8 @@ def _windows_are_sums(connection: Connection) -> Iterator[Finding]:
         for windows, nanos in connection.execute(query, execution_options={"yield_per": 1000}):
             for budget_id, starts_us in windows:
                 sums[budget_id, starts_us] += nanos
+    for row in connection.execute(select(archived_windows)):
+        spent[row.budget_id, row.starts_us] += row.charge_nanos
     known = set()
     for row in connection.execute(select(budget_windows)):
         place = (row.budget_id, row.starts_us)
@@ -291,13 +312,19 @@ def _windows_are_sums(connection: Connection) -> Iterator[Finding]:
 
 
 def _balances_follow_transfers(connection: Connection) -> Iterator[Finding]:
-    """R11: in order of versions, each transfer changed its account's balance by its amount."""
+    """R11: in order of versions, each transfer changed its account's balance by its amount.
+
+    Archived charges are one entry; those among them that are transfers again are a part of it.
+    """
+    none = cast(None, BigInteger)
     inward = select(
         transfers.c.to_account.label("account"),
         transfers.c.amount_nanos.label("amount"),
         transfers.c.account_version.label("version"),
         transfers.c.posted_after.label("after"),
         transfers.c.id,
+        none.label("until"),
+        none.label("returned"),
     )
     outward = select(
         transfers.c.from_account,
@@ -305,23 +332,46 @@ def _balances_follow_transfers(connection: Connection) -> Iterator[Finding]:
         transfers.c.account_version,
         transfers.c.posted_after,
         transfers.c.id,
+        none,
+        none,
     )
-    moves = inward.union_all(outward).subquery()
+    carried = archived_charges.c
+    archived = select(
+        carried.account_id,
+        -carried.amount_nanos,
+        carried.first_version,
+        carried.posted_after,
+        carried.transfer_id,
+        carried.last_version,
+        carried.returned_nanos,
+    )
+    moves = inward.union_all(outward, archived).subquery()
     query = (
         select(moves)
         .join(accounts, accounts.c.id == moves.c.account)
         .where(accounts.c.kind == "customer")
-        .order_by(moves.c.account, moves.c.version, moves.c.id)
+        .order_by(moves.c.account, moves.c.version, moves.c.until.is_(None), moves.c.id)
     )
     account, version, balance = None, 0, 0
+    until, returned = 0, 0
     for row in connection.execute(query, execution_options={"yield_per": 1000}):
+        if returned and (row.account != account or row.version > until):
+            yield _returned_differ(account, until, returned)
+            returned = 0
         if row.account != account:
-            account, version, balance = row.account, 0, 0
+            account, version, balance, until = row.account, 0, 0, 0
+        if row.until is None and row.version <= until:
+            returned += row.amount
+            continue
         if row.version <= version:
             yield Finding("R11", f"transfer {row.id}", f"repeats the version {row.version}")
         if row.after != balance + row.amount:
             yield _differ("R11", f"transfer {row.id}", "left", row.after, balance + row.amount)
-        version, balance = row.version, row.after
+        version, balance = row.until or row.version, row.after
+        if row.until is not None:
+            until, returned = row.until, row.returned
+    if returned:
+        yield _returned_differ(account, until, returned)
 
 
 def _references_exist(connection: Connection) -> Iterator[Finding]:
@@ -372,6 +422,28 @@ def _balance() -> ColumnElement[int]:
         )
         .scalar_subquery()
         .label("balance")
+    )
+
+
+def _carried(connection: Connection) -> defaultdict[int, int]:
+    """Sum the archived charges that are not in ``transfers``, by account."""
+    carried: defaultdict[int, int] = defaultdict(int)
+    amount = wide_sum(archived_charges.c.amount_nanos - archived_charges.c.returned_nanos)
+    by_account = select(archived_charges.c.account_id, amount).group_by(
+        archived_charges.c.account_id
+    )
+    for account_id, nanos in connection.execute(by_account):
+        carried[account_id] -= nanos
+        carried[SYSTEM_ACCOUNTS["revenue"]] += nanos
+    return carried
+
+
+def _returned_differ(account: int | None, version: int, nanos: int) -> Finding:
+    return Finding(
+        "R11",
+        f"account {account}",
+        f"the archived charges up to version {version} are in the ledger again with "
+        f"{format_usd(abs(nanos))} {'less' if nanos > 0 else 'more'} than is recorded",
     )
 
 

@@ -60,7 +60,12 @@ def refund(
     check_text(reason, "the reason", longest=REASON_MAX, required=True)
     now = booking_time(connection, clock)
     receipt = (
-        connection.execute(select(receipts).where(receipts.c.request_id == request_id))
+        # Locked, so that the receipt is not archived until its refund refers to it.
+        connection.execute(
+            select(receipts)
+            .where(receipts.c.request_id == request_id)
+            .with_for_update(read=True, key_share=True)
+        )
         .mappings()
         .first()
     )

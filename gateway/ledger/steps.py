@@ -7,7 +7,7 @@ accepted, clipped to the limits that were held for, rounded once. Part of the se
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
@@ -143,17 +143,25 @@ def read_steps(connection: Connection, request_id: str) -> tuple[StepLine, ...]:
         .where(receipt_steps.c.request_id == request_id)
         .order_by(receipt_steps.c.seq)
     ).mappings()
-    return tuple(_read(row) for row in rows)
+    return tuple(read_step(row) for row in rows)
 
 
 def itemized(
-    connection: Connection, request_id: str, price: Price, usage: Usage, prices: PriceCache
+    connection: Connection,
+    request_id: str,
+    price: Price,
+    usage: Usage,
+    prices: PriceCache,
+    steps: Sequence[StepLine] | None = None,
 ) -> Iterator[Line]:
-    """Recompute the lines of a charge from price and usage, for a workflow from its steps."""
+    """Recompute the lines of a charge from price and usage, for a workflow from its steps.
+
+    The steps are read from the database unless they are given, because they are archived.
+    """
     if price.components:
         yield from charge(price, usage).lines
         return
-    for line in read_steps(connection, request_id):
+    for line in read_steps(connection, request_id) if steps is None else steps:
         if line.charge_nanos:
             yield from charge(read_price(connection, line.price_id, prices), line.usage).lines
 
@@ -192,7 +200,8 @@ def _summed(parts: Sequence[Timings]) -> Timings:
     return Timings(**{name: sum(getattr(part, name) for part in parts) for name in _SUMMED})
 
 
-def _read(row: RowMapping) -> StepLine:
+def read_step(row: Mapping[Any, Any]) -> StepLine:
+    """Build a step from a row of ``receipt_steps``."""
     values: dict[str, Any] = {
         name: row[name]
         for name in row

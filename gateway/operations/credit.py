@@ -14,10 +14,12 @@ from typing import Annotated, Any, Literal, TypedDict
 from pydantic import Field
 from sqlalchemy import Connection
 
+from gateway.archive.bring_back import Rows, bring_back
 from gateway.audit_log import Act, Author, record
 from gateway.billing.corrections import plan, post
 from gateway.checks.entered import BALANCE_MAX_NANOS, REFERENCE_MAX, check_amount, check_text
 from gateway.checks.moments import timestamp
+from gateway.errors import Unavailable
 from gateway.ledger.refunds import charged_account
 from gateway.ledger.refunds import refund as refund_charge
 from gateway.ledger.transfers import Transfer, add_credit, chargeback, owed
@@ -25,6 +27,8 @@ from gateway.operations.accounts import find_owner, owner_id, subject
 from gateway.operations.bodies import Body, Moment, Name, Reason, Reference, UsdAmount
 from gateway.operations.refusals import refusals
 from gateway.pricing import Price, format_usd
+from gateway.sql.database import Database
+from workers.contract.blobs import BlobError, Blobs
 
 
 class CreditBody(Body):
@@ -149,8 +153,15 @@ def charge_back(
 
 @refusals()
 def refund(
-    connection: Connection, author: Author, request_id: str, body: RefundBody
+    connection: Connection,
+    author: Author,
+    request_id: str,
+    body: RefundBody,
+    archived: Rows | None = None,
 ) -> TransferView:
+    """Refund a charge. ``archived``: what ``find_removed`` found of an archived one."""
+    if archived is not None:
+        bring_back(connection, archived)
     made = refund_charge(
         connection,
         request_id,
@@ -225,6 +236,24 @@ def correct(
             for each in found
         ],
     }
+
+
+async def archived_charge(database: Database, blobs: Blobs, request_id: str) -> Rows | None:
+    """Read from the archive what ``refund`` brings back of a charge; None if it is not archived.
+
+    Raise ``Unavailable`` if the archive cannot be read.
+    """
+    # Imported late: it takes a while, and a gateway should start quickly.
+    from gateway.archive.files import ArchiveDamaged
+    from gateway.archive.lookup import find_removed
+
+    try:
+        return await find_removed(database, blobs, request_id)
+    except (BlobError, ArchiveDamaged) as error:
+        raise Unavailable(
+            "archive_unavailable",
+            f"The receipt of {request_id} is archived, and the archive cannot be read: {error}.",
+        ) from None
 
 
 def new_reference() -> str:

@@ -7,6 +7,7 @@ from typing import Literal, TypedDict
 
 from sqlalchemy import Connection
 
+from gateway.archive.marks import Archive, list_archives
 from gateway.audit_log import Author
 from gateway.billing.statements.close import (
     BillingPeriod,
@@ -56,6 +57,23 @@ class VerifiedView(TypedDict):
     changed: bool
 
 
+class ArchiveView(TypedDict):
+    """An archived month. ``kept_receipts`` are still in the database: something refers to them."""
+
+    object: Literal["archive"]
+    month: str
+    state: str
+    receipts: int | None
+    charged: str | None
+    transfers: int | None
+    bytes: int | None
+    kept_receipts: int | None
+    removed_receipts: int
+    removed_transfers: int
+    sha256: str
+    changed_at: str
+
+
 def list_all(connection: Connection) -> list[PeriodView]:
     return [_view(each) for each in list_periods(connection)]
 
@@ -93,6 +111,28 @@ def rehearse(connection: Connection, month: str) -> RehearsalView:
 def verify(connection: Connection, month: str) -> VerifiedView:
     changed = changed_since_close(connection, month)
     return {"object": "period", "month": month, "changed": changed}
+
+
+def list_archived(connection: Connection) -> list[ArchiveView]:
+    return [archive_view(each) for each in list_archives(connection)]
+
+
+def archive_view(archive: Archive) -> ArchiveView:
+    manifest = archive.manifest
+    return {
+        "object": "archive",
+        "month": archive.month,
+        "state": archive.state,
+        "receipts": manifest.receipts if manifest else None,
+        "charged": format_usd(manifest.charge_nanos) if manifest else None,
+        "transfers": manifest.transfer_count if manifest else None,
+        "bytes": manifest.bytes if manifest else None,
+        "kept_receipts": manifest.receipts - archive.removed_receipts if manifest else None,
+        "removed_receipts": archive.removed_receipts,
+        "removed_transfers": archive.removed_transfers,
+        "sha256": archive.sha256,
+        "changed_at": timestamp(archive.changed_at),
+    }
 
 
 def _view(period: BillingPeriod) -> PeriodView:

@@ -22,20 +22,22 @@ from sqlalchemy import (
     union,
 )
 
+from gateway.archive.marks import Archive, archived_months, archives_with
 from gateway.dispatch.follow import latest_progress, logged_soon
 from gateway.dispatch.outputs import with_output
-from gateway.errors import InvalidRequest, NotFound
+from gateway.errors import InvalidRequest, NotFound, Unavailable
 from gateway.group_commit import GroupCommit
 from gateway.ids import first_request_id, is_request_id
 from gateway.ledger.closed import ClosedRequest, read_closed
 from gateway.ledger.prices import PriceCache
 from gateway.ledger.receipts import Receipt, read_receipt
+from gateway.ledger.steps import StepLine
 from gateway.sql.database import Database, exact_sum
 from gateway.sql.outages import QUEUE_OUTAGE
 from gateway.tables.core import holds, outputs, receipts
 from gateway.tasks.submission import OpenRequest
 from gateway.workflows.store import attempts_at
-from workers.contract.blobs import Blobs
+from workers.contract.blobs import BlobError, Blobs
 from workers.contract.jobs import Progress, RequestId, SentEvent
 from workers.contract.queue import JobState, states
 from workers.contract.streams import EventLog
@@ -67,6 +69,8 @@ class RequestPage:
 
     items: Sequence[OpenRequest | ClosedRequest]
     next_cursor: str | None
+    archived: Sequence[str] = ()
+    """Months of the filter's span whose requests are archived, so that they are not listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,8 @@ class Summary:
     cost_nanos: int
     next_cursor: str | None = None
     """Position at which the scan stopped after ``LOOKED_AT_MAX`` receipts."""
+    archived: Sequence[str] = ()
+    """Months of the filter's span whose requests are archived, so that they are not counted."""
 
     @property
     def requests(self) -> int:
@@ -174,17 +180,12 @@ class Lookup:
     async def find(
         self, account_id: int, request_id: str, *, whole: bool = True
     ) -> OpenRequest | ClosedRequest:
-        """Return a request of the account. Raise ``NotFound`` if there is none.
+        """Return a request of the account, also an archived one. Raise ``NotFound`` if there is
+        none.
 
         ``whole``: also load an output from the blob store; raise ``RequestFailed`` if that fails.
         """
-        found = None
-        if is_request_id(request_id):
-            found = await self._database.read(
-                lambda connection: _find(connection, account_id, request_id)
-            )
-        if found is None:
-            raise _not_found(request_id)
+        found, _ = await self._find(account_id, request_id)
         if isinstance(found, OpenRequest):
             return (await self._with_states([found]))[0]
         return await with_output(self._blobs, found) if whole else found
@@ -204,16 +205,45 @@ class Lookup:
         return await with_output(self._blobs, closed)
 
     async def receipt(self, account_id: int, request_id: str) -> Receipt:
-        """Return the receipt of a closed request. Raise ``NotFound``."""
-        found = await self.find(account_id, request_id, whole=False)
+        """Return the receipt of a closed request, also of an archived one. Raise ``NotFound``."""
+        found, steps = await self._find(account_id, request_id)
         if isinstance(found, OpenRequest):
             raise NotFound(
                 "receipt_not_ready",
                 f"{request_id} is still {found.status}; its receipt is written when it ends.",
             )
         return await self._database.read(
-            lambda connection: read_receipt(connection, found, self._prices)
+            lambda connection: read_receipt(connection, found, self._prices, steps)
         )
+
+    async def _find(
+        self, account_id: int, request_id: str
+    ) -> tuple[OpenRequest | ClosedRequest, Sequence[StepLine] | None]:
+        """Return a request, with its steps if it is archived. Raise ``NotFound``."""
+
+        def read(connection: Connection) -> OpenRequest | ClosedRequest | list[Archive]:
+            found = _find(connection, account_id, request_id)
+            return found or archives_with(connection, request_id)
+
+        if not is_request_id(request_id):
+            raise _not_found(request_id)
+        found = await self._database.read(read)
+        if not isinstance(found, list):
+            return found, None
+        if found:
+            # Imported late: it takes a while, and a gateway should start quickly.
+            from gateway.archive.lookup import find_archived
+
+            try:
+                archived = await find_archived(self._blobs, found, request_id)
+            except BlobError:
+                raise Unavailable(
+                    "archive_unavailable",
+                    f"The receipt of {request_id} is archived, and the archive cannot be read.",
+                ) from None
+            if archived is not None and archived[0].account_id == account_id:
+                return archived
+        raise _not_found(request_id)
 
     async def logged(
         self, request_id: RequestId, after: tuple[int, int] | None
@@ -234,12 +264,16 @@ class Lookup:
         before. So none is missed or repeated, whatever is accepted or settled meanwhile.
         """
         _check_cursor(cursor)
-        found, border = await self._database.report(
-            lambda connection: read_page(
+
+        def read(
+            connection: Connection,
+        ) -> tuple[tuple[list[OpenRequest | ClosedRequest], str | None], list[str]]:
+            page = read_page(
                 connection, choice, limit=limit + 1, cursor=cursor, oldest_first=oldest_first
-            ),
-            account_id=choice.account_id,
-        )
+            )
+            return page, _archived(connection, choice)
+
+        (found, border), archived = await self._database.report(read, account_id=choice.account_id)
         items = found[:limit]
         with_states = iter(
             await self._with_states([one for one in items if isinstance(one, OpenRequest)])
@@ -247,7 +281,8 @@ class Lookup:
         items = [next(with_states) if isinstance(item, OpenRequest) else item for item in items]
         if choice.status in OPEN_STATES:
             items = [item for item in items if item.status == choice.status]
-        return RequestPage(items, found[limit - 1].request_id if len(found) > limit else border)
+        after = found[limit - 1].request_id if len(found) > limit else border
+        return RequestPage(items, after, archived)
 
     async def cursor_at(self, choice: RequestFilter, offset: int) -> str | None:
         """Return the cursor of the page after the newest ``offset`` requests, or None if there are
@@ -394,6 +429,12 @@ def _border(
     return found
 
 
+def _archived(connection: Connection, choice: RequestFilter) -> list[str]:
+    if not choice.closed:
+        return []
+    return archived_months(connection, accepted=(choice.starts_at, choice.ends_at))
+
+
 def _check_cursor(cursor: str | None) -> None:
     if cursor is not None and not is_request_id(cursor):
         raise InvalidRequest(
@@ -408,6 +449,7 @@ def summarize(connection: Connection, choice: RequestFilter, cursor: str | None)
         running = connection.execute(counted.select_from(holds)).scalar_one()
     if not choice.closed:
         return Summary(running, {}, 0)
+    archived = _archived(connection, choice)
     border = _border(connection, choice, cursor, oldest_first=False)
     query = select(receipts.c.status, func.count(), exact_sum(receipts.c.charge_nanos)).where(
         *choice.conditions(receipts)
@@ -418,7 +460,7 @@ def summarize(connection: Connection, choice: RequestFilter, cursor: str | None)
         query = query.where(receipts.c.request_id >= border)
     rows = connection.execute(query.group_by(receipts.c.status)).all()
     ended = {row[0]: row[1] for row in rows}
-    return Summary(running, ended, sum(row[2] for row in rows), border)
+    return Summary(running, ended, sum(row[2] for row in rows), border, archived)
 
 
 def _open(row: RowMapping | Any) -> OpenRequest:

@@ -3,6 +3,7 @@
 They share one metadata. Importing any module imports all of them, so that it is complete.
 """
 
+from gateway.tables import archives as archives
 from gateway.tables import audit as audit
 from gateway.tables import batches as batches
 from gateway.tables import files as files

@@ -290,7 +290,7 @@ lots = Table(
     Column("remaining_nanos", BigInteger, nullable=False),
     Column("priority", Integer, nullable=False, server_default="100"),
     Column("expires_at", UtcDateTime),
-    Column("transfer_id", RowId, ForeignKey("transfers.id")),
+    Column("transfer_id", RowId, ForeignKey("transfers.id"), index=True),
     Column("created_at", UtcDateTime, nullable=False),
     CheckConstraint("kind IN ('paid', 'promo', 'free')", name="kind"),
     CheckConstraint("remaining_nanos >= 0 AND remaining_nanos <= amount_nanos", name="remaining"),

@@ -29,7 +29,7 @@ payments = Table(
     Column("returned_nanos", BigInteger, nullable=False, server_default="0"),
     Column("status", String(16), nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
-    Column("transfer_id", RowId, ForeignKey("transfers.id")),
+    Column("transfer_id", RowId, ForeignKey("transfers.id"), index=True),
     UniqueConstraint("provider", "reference"),
     Index(None, "provider", "intent"),
     CheckConstraint("amount_nanos > 0", name="amount"),

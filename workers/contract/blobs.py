@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import re
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -31,6 +32,7 @@ CHUNK_BYTES: Final = 1024 * 1024
 PARTS_AT_ONCE: Final = 2
 """Concurrent parts of a streamed write; each takes 5 MiB of memory."""
 
+_Store: TypeAlias = LocalStore | S3Store | MemoryStore
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 
 
@@ -82,7 +84,7 @@ class Blobs:
 
     def __init__(self, url: str, *, bytes_max: int = BYTES_MAX) -> None:
         self._bytes_max = bytes_max
-        self._store: LocalStore | S3Store | MemoryStore
+        self._store: _Store
         self._directory: Path | None = None
         if url.startswith("file://"):
             self._directory = Path(unquote(urlsplit(url).path))
@@ -193,6 +195,12 @@ class Blobs:
                 break
             yield bytes(chunk)
 
+    def open(self, key: str) -> io.RawIOBase:
+        """Open a blob as a file, of which only the parts that are read are transferred. They are
+        not verified. Blocks: use it in a thread. Raise ``BlobMissing``."""
+        with _translated(key):
+            return _BlobFile(self._store, key, int(obstore.head(self._store, key)["size"]))
+
     async def delete_request(
         self, account: str, request_id: str, *, spare: Collection[str] = ()
     ) -> int:
@@ -224,6 +232,39 @@ class Blobs:
             return await obstore.sign_async(
                 self._store, "GET", ref.key, expires_in=timedelta(seconds=valid_s)
             )
+
+
+class _BlobFile(io.RawIOBase):
+    """A blob as a file that can be read at any position, for readers that need few parts of it."""
+
+    def __init__(self, store: _Store, key: str, size: int) -> None:
+        self._store = store
+        self._key = key
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        length = min(len(buffer), self._size - self._at)
+        if length <= 0:
+            return 0
+        with _translated(self._key):
+            part = obstore.get_range(self._store, self._key, start=self._at, length=length)
+        buffer[:length] = bytes(part)
+        self._at += length
+        return length
 
 
 def _check(part: str) -> str:

@@ -71,7 +71,9 @@ class CreditController(Controller):
         request_id: FromPath[str],
         data: JSONBody[RefundBody],
     ) -> Response[TransferView]:
-        return _booked(await write(request, credit.refund, request_id, data))
+        services = request.services
+        archived = await credit.archived_charge(services.database, services.blobs, request_id)
+        return _booked(await write(request, credit.refund, request_id, data, archived))
 
     @post(
         "/corrections",

@@ -28,6 +28,7 @@ from gateway.api.http.access import requested_account
 from gateway.api.http.answers import json_response
 from gateway.api.http.request import ApiRequest
 from gateway.api.native.usage import key_number
+from gateway.archive.marks import archived_months, refuse_archived
 from gateway.billing.exports.footer import (
     MEDIA_TYPES,
     Footer,
@@ -92,6 +93,9 @@ async def read_export(
                 "That span is too recent: nothing in it is booked yet.",
                 param="from",
             )
+        refuse_archived(
+            archived_months(connection, booked=(span.starts_at, span.ends_at)), "an export"
+        )
         keys = None if key is None else (key_number(connection, owner.id, key),)
         models = None if model is None else (model,)
         dates = f"{span.starts_at:%Y%m%dT%H%M%SZ}-{span.ends_at:%Y%m%dT%H%M%SZ}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Final, Literal, TypedDict
@@ -12,7 +13,7 @@ from litestar.params import FromQuery, QueryParameter
 from sqlalchemy import Connection
 
 from gateway.api.http.access import requested_account
-from gateway.api.http.answers import PageView, json_response, page_view
+from gateway.api.http.answers import Item, PageView, json_response, page_view
 from gateway.api.http.bodies import check_limit
 from gateway.api.http.media_views import links_of
 from gateway.api.http.request import ApiRequest
@@ -22,7 +23,7 @@ from gateway.billing.usage.report import read_span
 from gateway.files.download_urls import UrlSigner
 from gateway.ledger.closed import ClosedRequest
 from gateway.pricing import format_usd
-from gateway.requests.lookup import RequestFilter
+from gateway.requests.lookup import RequestFilter, RequestPage
 from gateway.tasks.submission import OpenRequest
 
 Status = Literal["queued", "running", "succeeded", "failed", "cancelled", "expired"]
@@ -43,6 +44,13 @@ class RequestsSummaryView(TypedDict):
     cost: str
     has_more: bool
     next_cursor: str | None
+    archived: Sequence[str]
+
+
+class RequestPageView(PageView[Item]):
+    """A page of requests. ``archived``: months of its span whose requests are not listed."""
+
+    archived: Sequence[str]
 
 
 class RequestOfAllView(RequestView):
@@ -112,6 +120,7 @@ class ListsController(Controller):
                 "cost": format_usd(found.cost_nanos),
                 "has_more": found.next_cursor is not None,
                 "next_cursor": found.next_cursor,
+                "archived": found.archived,
             }
         )
 
@@ -131,7 +140,7 @@ class ListsController(Controller):
         status: FromQuery[Status | None] = None,
         task: FromQuery[str | None] = None,
         outcome: FromQuery[Outcome | None] = None,
-    ) -> Response[PageView[RequestOfAllView]]:
+    ) -> Response[RequestPageView[RequestOfAllView]]:
         check_limit(limit)
         page = await request.services.requests.lookup.list(
             RequestFilter(None, model, status, task, outcome=outcome),
@@ -141,7 +150,12 @@ class ListsController(Controller):
         )
         links = links_of(request)
         views = [_without_output(found, links) for found in page.items]
-        return json_response(page_view(views, page.next_cursor))
+        return json_response(request_page_view(views, page))
+
+
+def request_page_view(views: Sequence[Item], page: RequestPage) -> RequestPageView[Item]:
+    """Return a page of requests, with the months that it lacks."""
+    return {**page_view(views, page.next_cursor), "archived": page.archived}
 
 
 def _without_output(found: OpenRequest | ClosedRequest, links: UrlSigner) -> RequestOfAllView:

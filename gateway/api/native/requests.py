@@ -17,11 +17,9 @@ from gateway.api.http.access import requested_account
 from gateway.api.http.answers import (
     KEEP_ALIVE,
     KEEP_ALIVE_S,
-    PageView,
     encode_json,
     event_stream,
     json_response,
-    page_view,
     request_headers,
 )
 from gateway.api.http.audio_response import start_audio, stream_audio
@@ -37,7 +35,7 @@ from gateway.api.http.media_views import (
     read_base64,
 )
 from gateway.api.http.request import ApiRequest
-from gateway.api.native.lists import FILTERED, Direction
+from gateway.api.native.lists import FILTERED, Direction, RequestPageView, request_page_view
 from gateway.api.native.views import (
     QuoteView,
     ReceiptView,
@@ -131,14 +129,14 @@ class RequestsController(Controller):
         limit: FromQuery[int] = 20,
         cursor: FromQuery[str | None] = None,
         order: FromQuery[Direction] = "desc",
-    ) -> Response[PageView[RequestView]]:
+    ) -> Response[RequestPageView[RequestView]]:
         check_limit(limit)
         page = await request.services.requests.lookup.list(
             filter, limit=limit, cursor=cursor, oldest_first=order == "asc"
         )
         links = links_of(request)
         return json_response(
-            page_view([request_view(found, links) for found in page.items], page.next_cursor)
+            request_page_view([request_view(found, links) for found in page.items], page)
         )
 
     @get(

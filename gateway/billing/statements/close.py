@@ -6,15 +6,15 @@ booked during a close; their bookings go into the next month.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-import msgspec
 from sqlalchemy import Connection, func, insert, or_, select, update
 
 from gateway.accounts.locks import lock_accounts
+from gateway.archive.marks import archived_months
+from gateway.archive.seal import seal_of_month
 from gateway.audit_log import Author, record
 from gateway.billing.statements.statement import (
     Invoice,
@@ -36,7 +36,7 @@ from gateway.ledger.periods import (
 )
 from gateway.ledger.transfers import add_credit
 from gateway.pricing import NANOS_MAX, NANOS_PER_CENT, format_usd
-from gateway.sql.database import Database, exact_sum, microseconds, upsert
+from gateway.sql.database import Database, exact_sum, upsert
 from gateway.tables.core import (
     accounts,
     counters,
@@ -99,7 +99,10 @@ def close_month(
     month's end or while an earlier month is open, and ``ValueError`` if the text is not a month;
     both before anything is written.
     """
-    span_of(month)
+    span = span_of(month)
+    with database.snapshot() as connection:
+        if archived_months(connection, booked=span):
+            return find_period(connection, month)
     with database.transaction() as connection:
         _begin(connection, month, clock())
     reach("close_begun")
@@ -151,9 +154,11 @@ def list_periods(connection: Connection) -> list[BillingPeriod]:
 
 
 def changed_since_close(connection: Connection, month: str) -> bool:
-    """Whether a closed month no longer matches its seal."""
+    """Whether a closed month no longer matches its seal. Raise ``ValueError`` if it is archived."""
     period = find_period(connection, month)
-    return period.sha256 is not None and _digest(connection, month) != period.sha256
+    if archived_months(connection, booked=span_of(month)):
+        raise ValueError(f"{month} is archived; check its files: tollgate archive verify {month}")
+    return period.sha256 is not None and seal_of_month(connection, month) != period.sha256
 
 
 def rebate_due(connection: Connection, account_id: int, month: str) -> int:
@@ -328,7 +333,7 @@ def _sealed(connection: Connection, month: str, now: datetime) -> BillingPeriod:
         .where(transfers.c.booked_at >= span[0], transfers.c.booked_at < span[1])
     ).scalar_one()
     return BillingPeriod(
-        month, "closed", now, counted[0], counted[1], moved, _digest(connection, month)
+        month, "closed", now, counted[0], counted[1], moved, seal_of_month(connection, month)
     )
 
 
@@ -346,27 +351,6 @@ def _seal(connection: Connection, sealed: BillingPeriod, author: Author) -> None
             "sha256": sealed.sha256,
         }
         record(connection, author, "period.close", f"month {sealed.month}", after=after)
-
-
-def _digest(connection: Connection, month: str) -> str:
-    """Compute the digest of all receipts and transfers of a month, in order of their ids."""
-    digest = hashlib.sha256()
-    span = span_of(month)
-    booked_at = transfers.c.booked_at
-    for table, conditions, order in (
-        (receipts, settled_within(connection, *span), receipts.c.request_id),
-        (transfers, [booked_at >= span.starts_at, booked_at < span.ends_at], transfers.c.id),
-    ):
-        plain = [
-            microseconds(column) if column.name.endswith("_at") else column
-            for column in table.c
-            if column.name not in ("metadata", "timings", "error", "windows", "attributes")
-        ]
-        query = select(*plain).where(*conditions).order_by(order)
-        rows = connection.execute(query, execution_options={"yield_per": 5000})
-        for row in rows:
-            digest.update(msgspec.json.encode(tuple(row)) + b"\n")
-    return digest.hexdigest()
 
 
 def _moved_in(connection: Connection, month: str) -> list[int]:

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 
-from sqlalchemy import Connection, or_, select
+from sqlalchemy import Connection, func, or_, select, union_all
 
 from gateway.billing.lines import charged_lines
 from gateway.ledger.closed import UNITS
 from gateway.ledger.periods import month_of, next_month, starts_at
 from gateway.ledger.prices import PriceCache
 from gateway.pricing import NANOS_PER_CENT
+from gateway.tables.archives import archived_charges
 from gateway.tables.core import (
     accounts,
     invoice_lines,
@@ -134,6 +135,12 @@ def months_of(connection: Connection, account_id: int) -> list[str]:
         .order_by(transfers.c.id)
         .limit(1)
     ).scalar()
+    archived = connection.execute(
+        select(func.min(archived_charges.c.booked_at)).where(
+            archived_charges.c.account_id == account_id
+        )
+    ).scalar()
+    first = min((moment for moment in (first, archived) if moment is not None), default=None)
     latest = connection.execute(select(periods.c.month).order_by(periods.c.month.desc())).scalar()
     if first is None or latest is None:
         return []
@@ -297,13 +304,22 @@ def _carried(connection: Connection, account_id: int, month: str) -> int:
 
 def _balance_at(connection: Connection, account_id: int, moment: datetime) -> int:
     """Return the balance just before a moment, as of the last transfer before it."""
-    last = connection.execute(
-        select(transfers.c.posted_after)
+    carried = archived_charges.c
+    last = [
+        select(transfers.c.posted_after, transfers.c.account_version.label("version"))
         .where(
             or_(transfers.c.from_account == account_id, transfers.c.to_account == account_id),
             transfers.c.booked_at < moment,
         )
         .order_by(transfers.c.account_version.desc())
-        .limit(1)
+        .limit(1),
+        select(carried.posted_after, carried.last_version.label("version"))
+        .where(carried.account_id == account_id, carried.booked_at < moment)
+        .order_by(carried.last_version.desc())
+        .limit(1),
+    ]
+    either = union_all(*(select(query.subquery()) for query in last)).subquery()
+    found = connection.execute(
+        select(either.c.posted_after).order_by(either.c.version.desc()).limit(1)
     ).scalar()
-    return last or 0
+    return found or 0

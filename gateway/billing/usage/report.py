@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 from sqlalchemy import ColumnElement, Connection, Table, case, func, literal_column, or_, select
 
 from gateway.accounts.budgets import read_zone
+from gateway.archive.marks import archived_months, refuse_archived
 from gateway.billing.usage.rollups import HOUR, built_range, floor_hour
 from gateway.checks.moments import read_day, read_moment
 from gateway.errors import InvalidRequest
@@ -128,7 +129,8 @@ def usage(
 ) -> list[Group]:
     """Sum what was booked in a span, grouped and ordered by the labels.
 
-    With ``rolled=False`` rollups are not used; the result is the same.
+    With ``rolled=False`` rollups are not used; the result is the same. Raise ``Gone`` if it needs
+    receipts that are archived.
     """
     unsealed: list[Range] = [(span.starts_at, span.ends_at)]
     groups: dict[tuple[str, ...], Group] = {}
@@ -137,6 +139,11 @@ def usage(
         sealed, unsealed = _split(connection, span, by)
         for part in sealed:
             _fold(groups, _rollup_rows(connection, part, by, filters), span.zone, by)
+    for start, end in unsealed:
+        refuse_archived(
+            archived_months(connection, booked=(start, end)),
+            "a report by tag, by minute or with parts of their hours",
+        )
     for ranges in _chunks(unsealed):
         for table, moment in ((receipts, receipts.c.settled_at), (refunds, refunds.c.booked_at)):
             rows = _booked_rows(connection, table, moment, ranges, by, filters)

@@ -26,6 +26,7 @@ from sqlalchemy import (
     union_all,
 )
 
+from gateway.archive.marks import archived_months
 from gateway.ledger.periods import month_of, open_period, utc_now
 from gateway.sql.database import exact_sum
 from gateway.tables.core import QUANTITIES, periods, receipts, refunds, usage_hourly, usage_hours
@@ -92,11 +93,17 @@ def build_hour(connection: Connection, hour: datetime) -> Seal:
 
 
 def rebuild(connection: Connection) -> list[tuple[Seal, Seal]]:
-    """Rebuild every sealed hour; return the old and new seals of those that differ."""
+    """Rebuild every sealed hour; return the old and new seals of those that differ.
+
+    Hours of archived months are left as they are: their receipts are not in the database.
+    """
     differing = []
+    archived = archived_months(connection)
     for month in connection.execute(select(periods.c.month)).scalars().all():
         _lock(connection, month)
     for old in seals(connection):
+        if month_of(old.hour) in archived:
+            continue
         new = build_hour(connection, old.hour)
         if new != old:
             differing.append((old, new))

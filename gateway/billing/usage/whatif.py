@@ -9,6 +9,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection, select
 
+from gateway.archive.marks import archived_months, refuse_archived
 from gateway.ledger.closed import UNITS
 from gateway.ledger.discounts import class_price, read_discounts
 from gateway.pricing import Price, UnpricedUsage, charge
@@ -46,8 +47,10 @@ def whatif(
 ) -> list[RepricedUsage]:
     """Reprice the charged requests of a span, by model; refunds are ignored.
 
-    Requests of batches get the discount that was in force at their acceptance.
+    Requests of batches get the discount that was in force at their acceptance. Raise ``Gone`` if
+    receipts of the span are archived.
     """
+    refuse_archived(archived_months(connection, booked=(starts_at, ends_at)), "another price")
     discounts = read_discounts(connection)
     columns = [receipts.c[unit] for unit in UNITS]
     query = select(

@@ -1,0 +1,1 @@
+"""Archives: closed months moved out of the database into Parquet files, and back."""

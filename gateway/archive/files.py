@@ -1,0 +1,221 @@
+"""The files of an archive: Parquet with the rows of a month, exactly as they are in SQL.
+
+Moments are microseconds since 1970, and JSON is the text that the database stores, so that a row
+that is read back equals the row that was written, bit for bit. Rows are sorted by their key, and a
+row group is a page of them, so its minimum and maximum tell which group has a key. The digest of
+each file is in the manifest. Whatever moves money reads whole files and compares their digest; a
+single receipt that is only displayed is read by its row group, which has checksums of its pages.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet
+from sqlalchemy import JSON, Column, Connection, Select, String, Table, cast, func, select, tuple_
+
+from gateway.archive.manifest import ArchiveFile, Manifest, Name, Sum
+from gateway.archive.seal import SealDigest, sealed_columns
+from gateway.ledger.periods import span_of
+from gateway.sql.arrow import read_table
+from gateway.sql.database import microseconds
+from gateway.tables.core import receipts, transfers
+from gateway.tables.workflows import receipt_steps
+from workers.contract.blobs import Blobs
+
+PREFIX: Final = "archive"
+"""First part of the keys of its blobs, where those of requests have the number of an account."""
+TABLES: Final[dict[Name, Table]] = {
+    "receipts": receipts,
+    "receipt_steps": receipt_steps,
+    "transfers": transfers,
+}
+ORDER: Final[dict[Name, tuple[str, ...]]] = {
+    "receipts": ("request_id",),
+    "receipt_steps": ("request_id", "seq"),
+    "transfers": ("id",),
+}
+PAGE_ROWS: Final = 20_000
+"""Rows of a row group; they are read in one short transaction."""
+FILE_PAGES: Final = 10
+"""Row groups of a file, which is read and written in memory: some 20 MB."""
+
+
+class ArchiveDamaged(ValueError):
+    """The files of an archive do not contain what was archived. Nothing was changed."""
+
+
+class Totals:
+    """Recomputes a manifest from rows, which are added in the order of ``TABLES``."""
+
+    def __init__(self, month: str) -> None:
+        self._month = month
+        self._seal = SealDigest()
+        self._rows = dict.fromkeys(TABLES, 0)
+        self._charged = 0
+        self._transfers: dict[str, Sum] = {}
+
+    def add(self, name: Name, page: pa.Table) -> None:
+        self._rows[name] += page.num_rows
+        if name == "receipt_steps":
+            return
+        columns = [page[column.name].to_pylist() for column in sealed_columns(TABLES[name])]
+        self._seal.add(zip(*columns, strict=True))
+        if name == "receipts":
+            self._charged += pc.sum(page["charge_nanos"]).as_py() or 0
+            return
+        for kind, amount in zip(
+            *(page[c].to_pylist() for c in ("kind", "amount_nanos")), strict=True
+        ):
+            known = self._transfers.get(kind, Sum(0, 0))
+            self._transfers[kind] = Sum(known.count + 1, known.nanos + amount)
+
+    def manifest(self, files: Sequence[ArchiveFile] = ()) -> Manifest:
+        return Manifest(
+            self._month,
+            self._seal.sha256,
+            self._rows["receipts"],
+            self._charged,
+            self._rows["receipt_steps"],
+            self._transfers,
+            tuple(files),
+        )
+
+
+def read_page(
+    connection: Connection, month: str, name: Name, after: tuple[Any, ...] | None, rows: int
+) -> pa.Table | None:
+    """Read the rows of a month after a key from the database; None if there are none."""
+    table, order = TABLES[name], _order(name)
+    query: Select[Any] = select(*map(_stored, table.c))
+    source: Any = table
+    moment = transfers.c.booked_at if table is transfers else receipts.c.settled_at
+    if table is receipt_steps:
+        source = table.join(receipts, receipts.c.request_id == table.c.request_id)
+    span = span_of(month)
+    query = query.select_from(source).where(moment >= span.starts_at, moment < span.ends_at)
+    if after is not None:
+        query = query.where(order[0] > after[0] if len(order) == 1 else tuple_(*order) > after)
+    page = read_table(connection, query.order_by(*order).limit(rows))
+    return None if page is None else page.cast(schema_of(name))
+
+
+def key_of(name: Name, page: pa.Table, row: int = -1) -> tuple[Any, ...]:
+    """Return the key of a row of a page."""
+    return tuple(page[column][row].as_py() for column in ORDER[name])
+
+
+def write_file(key: str, name: Name, pages: Sequence[pa.Table]) -> tuple[bytes, ArchiveFile]:
+    """Encode pages as one file, with a row group for each."""
+    sink = io.BytesIO()
+    writer = pyarrow.parquet.ParquetWriter(
+        sink, schema_of(name), compression="zstd", write_page_checksum=True
+    )
+    for page in pages:
+        writer.write_table(page, row_group_size=page.num_rows)
+    writer.close()
+    charges: tuple[int | None, int | None] = (None, None)
+    if name == "receipts":
+        ranges = [pc.min_max(page["transfer_id"]).as_py() for page in pages]
+        lows = [each["min"] for each in ranges if each["min"] is not None]
+        highs = [each["max"] for each in ranges if each["max"] is not None]
+        charges = (min(lows, default=None), max(highs, default=None))
+    data = sink.getvalue()
+    first, last = key_of(name, pages[0], 0)[0], key_of(name, pages[-1])[0]
+    rows = sum(page.num_rows for page in pages)
+    return data, ArchiveFile(name, key, rows, len(data), "", first, last, *charges)
+
+
+async def read_file(blobs: Blobs, file: ArchiveFile) -> list[pa.Table]:
+    """Read a whole file, compare it with its digest, and return its row groups."""
+    return open_groups(await blobs.get(file.ref), file.table)
+
+
+def open_groups(data: bytes, name: Name) -> list[pa.Table]:
+    found = pyarrow.parquet.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+    return [
+        found.read_row_group(group).cast(schema_of(name)) for group in range(found.num_row_groups)
+    ]
+
+
+def rows_with(blobs: Blobs, manifest: Manifest, name: Name, value: str) -> list[dict[str, Any]]:
+    """Read the rows of a request from the row groups that can have it. Blocks."""
+    rows: list[dict[str, Any]] = []
+    for file in manifest.of(name):
+        if not str(file.first) <= value <= str(file.last):
+            continue
+        with blobs.open(file.key) as source:
+            found = pyarrow.parquet.ParquetFile(source, page_checksum_verification=True)
+            for group in range(found.num_row_groups):
+                range_ = found.metadata.row_group(group).column(0).statistics
+                if range_.min <= value <= range_.max:
+                    rows += matching(found.read_row_group(group), "request_id", [value])
+    return rows
+
+
+def matching(page: pa.Table, column: str, values: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the rows of a page whose column has one of the values."""
+    wanted = pc.is_in(page[column], pa.array(values, page.schema.field(column).type))
+    rows: list[dict[str, Any]] = page.filter(wanted).to_pylist()
+    return rows
+
+
+def schema_of(name: Name) -> pa.Schema:
+    return pa.schema(
+        [
+            (column.name, pa.string() if _is_text(column) else pa.int64())
+            for column in TABLES[name].c
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Number of rows of a month, and about how many bytes its files would have."""
+
+    receipts: int
+    steps: int
+    transfers: int
+    bytes: int
+
+
+def estimate(connection: Connection, month: str) -> Size:
+    """Count the rows of a month, and estimate the bytes of its files from the first of them."""
+    span, counts, size = span_of(month), {}, 0
+    for name, table in TABLES.items():
+        moment = transfers.c.booked_at if table is transfers else receipts.c.settled_at
+        source: Any = table
+        if table is receipt_steps:
+            source = table.join(receipts, receipts.c.request_id == table.c.request_id)
+        counted = select(func.count()).select_from(source)
+        counts[name] = connection.execute(
+            counted.where(moment >= span.starts_at, moment < span.ends_at)
+        ).scalar_one()
+        page = read_page(connection, month, name, None, PAGE_ROWS)
+        if page is not None:
+            data, file = write_file("", name, [page])
+            size += len(data) * counts[name] // file.rows
+    return Size(counts["receipts"], counts["receipt_steps"], counts["transfers"], size)
+
+
+def chunks(rows: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
+    return (rows[start : start + size] for start in range(0, len(rows), size))
+
+
+def _order(name: Name) -> list[Column[Any]]:
+    return [TABLES[name].c[column] for column in ORDER[name]]
+
+
+def _stored(column: Column[Any]) -> Any:
+    if column.name.endswith("_at"):
+        return microseconds(column).label(column.name)
+    return cast(column, String).label(column.name) if isinstance(column.type, JSON) else column
+
+
+def _is_text(column: Column[Any]) -> bool:
+    return isinstance(column.type, String | JSON)

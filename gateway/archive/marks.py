@@ -1,0 +1,103 @@
+"""Which months are archived, and the refusal of reports that would need their receipts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+import msgspec
+from sqlalchemy import Connection, RowMapping, select
+
+from gateway.archive.manifest import Manifest
+from gateway.errors import Gone
+from gateway.ids import first_request_id
+from gateway.ledger.periods import MonthSpan, span_of
+from gateway.tables.archives import archives
+
+REMOVED: Final = ("removing", "removed", "restoring")
+"""States in which receipts of the month can be missing in the database."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """An archived month. ``manifest`` is None until its files are verified."""
+
+    month: str
+    state: str
+    nonce: str
+    sha256: str
+    manifest: Manifest | None
+    first_id: str | None
+    last_id: str | None
+    removed_receipts: int
+    removed_transfers: int
+    removed_nanos: int
+    changed_at: datetime
+
+    @property
+    def span(self) -> MonthSpan:
+        return span_of(self.month)
+
+
+def list_archives(connection: Connection) -> list[Archive]:
+    rows = connection.execute(select(archives).order_by(archives.c.month)).mappings()
+    return [_read(row) for row in rows]
+
+
+def find_archive(connection: Connection, month: str, *, lock: bool = False) -> Archive | None:
+    """Find the archive of a month; ``lock`` its row, so that nothing else is moved meanwhile."""
+    query = select(archives).where(archives.c.month == month)
+    row = connection.execute(query.with_for_update() if lock else query).mappings().first()
+    return None if row is None else _read(row)
+
+
+def archives_with(connection: Connection, request_id: str) -> list[Archive]:
+    """List the archives whose files can contain a request that is not in the database."""
+    query = select(archives).where(
+        archives.c.state.in_(REMOVED),
+        archives.c.first_id <= request_id,
+        archives.c.last_id >= request_id,
+    )
+    return [_read(row) for row in connection.execute(query).mappings()]
+
+
+def archived_months(
+    connection: Connection,
+    *,
+    booked: tuple[datetime, datetime] | None = None,
+    accepted: tuple[datetime | None, datetime | None] | None = None,
+) -> list[str]:
+    """List the archived months in which something of a span was booked, or accepted."""
+    found = []
+    for archive in list_archives(connection):
+        if archive.state not in REMOVED or archive.first_id is None or archive.last_id is None:
+            continue
+        starts_at, ends_at = archive.span
+        if booked is not None and (booked[0] >= ends_at or booked[1] <= starts_at):
+            continue
+        if accepted is not None:
+            first, last = accepted
+            if first is not None and archive.last_id < first_request_id(first):
+                continue
+            if last is not None and archive.first_id >= first_request_id(last):
+                continue
+        found.append(archive.month)
+    return found
+
+
+def refuse_archived(months: list[str], what: str) -> None:
+    """Raise ``Gone`` if there are archived months, without whose receipts ``what`` is wrong."""
+    if months:
+        named = ", ".join(months)
+        raise Gone(
+            "archived",
+            f"The receipts of {named} are archived, so {what} cannot be computed. Exclude "
+            "archived months, export them, or ask the operator to restore them.",
+        )
+
+
+def _read(row: RowMapping) -> Archive:
+    stored = row["manifest"]
+    manifest = None if stored is None else msgspec.convert(stored, Manifest)
+    return Archive(**{**row, "manifest": manifest})

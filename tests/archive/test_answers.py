@@ -1,0 +1,175 @@
+"""What is still answered about an archived month, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from datetime import timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from gateway.archive.marks import list_archives
+from gateway.audit_log import Author
+from gateway.billing.corrections import plan
+from gateway.billing.entries import entries, find_entry
+from gateway.billing.usage.report import Filters, Span, usage
+from gateway.billing.usage.whatif import whatif
+from gateway.errors import Gone, InvalidRequest, NotFound, Unavailable
+from gateway.ledger.receipts import Receipt
+from gateway.operations import credit
+from gateway.operations.credit import RefundBody, TransferView
+from gateway.requests.lookup import Lookup, RequestFilter
+from tests.archive.months import APRIL, AUTHOR, LATE, MARCH, MONTH, Month
+from tests.ledger.books import PRICE
+
+
+def receipt(month: Month, request_id: str, account_id: int | None = None) -> Receipt:
+    nothing: Any = None
+    lookup = Lookup(month.database, nothing, month.blobs, {}, namespace="t")
+    return asyncio.run(lookup.receipt(account_id or month.books.account.id, request_id))
+
+
+def refund(month: Month, request_id: str, **values: Any) -> TransferView:
+    body = RefundBody(reason="late", **values)
+    rows = asyncio.run(credit.archived_charge(month.database, month.blobs, request_id))
+    with month.database.transaction() as connection:
+        return credit.refund(connection, Author("ann", "cli"), request_id, body, rows)
+
+
+def test_receipts_are_read_from_the_archive(one_march: Month) -> None:
+    asked = (one_march.requests[0], one_march.requests[9], one_march.workflow, one_march.refunded)
+    before = [receipt(one_march, each) for each in asked]
+
+    one_march.archive()
+
+    assert [receipt(one_march, each) for each in asked] == before
+    assert len(before[2].steps) == 2
+    with pytest.raises(NotFound):
+        receipt(one_march, one_march.requests[0], one_march.other.account.id)
+    with pytest.raises(NotFound):
+        receipt(one_march, one_march.requests[0][:-1] + "x")
+    other = one_march.requests[0][:-4] + "ffff"
+    with pytest.raises(NotFound):
+        receipt(one_march, other)
+
+
+def test_receipt_of_an_archive_that_is_away_is_unavailable(one_march: Month) -> None:
+    one_march.archive()
+    assert one_march.blobs._directory is not None
+    shutil.rmtree(one_march.blobs._directory / "archive")
+
+    with pytest.raises(Unavailable, match="is archived"):
+        receipt(one_march, one_march.requests[0])
+    with pytest.raises(Unavailable, match="is archived"):
+        refund(one_march, one_march.requests[0])
+
+
+def test_archived_charge_is_refunded_once_and_never_beyond_it(march: Month) -> None:
+    march.archive()
+    balance = march.books.balance().posted_nanos
+    charged = receipt(march, march.requests[0]).closed.cost_nanos
+
+    with pytest.raises(InvalidRequest, match="can be refunded"):
+        refund(march, march.requests[0], amount="1")
+    booked = refund(march, march.requests[0], reference="r")
+    again = refund(march, march.requests[0], reference="r")
+
+    assert (booked["repeated"], again["repeated"]) == (False, True)
+    assert march.books.balance().posted_nanos == balance + charged
+    with pytest.raises(InvalidRequest, match="can be refunded"):
+        refund(march, march.requests[0])
+    assert [each.amount_nanos for each in receipt(march, march.requests[0]).refunds] == [charged]
+    assert march.findings() == []
+    # Its charge stays in the ledger from now on.
+    march.archive()
+    assert march.findings() == []
+    march.restore()
+    assert march.findings() == []
+
+
+def test_usage_and_ledger_agree_with_what_they_were(march: Month) -> None:
+    span = Span(MARCH, APRIL, ZoneInfo("UTC"))
+
+    def read() -> tuple[Any, int]:
+        with march.database.snapshot() as connection:
+            moved = entries(connection, march.books.account.id, limit=100)
+            return usage(connection, span, ("day", "model"), Filters()), sum(
+                each.amount_nanos for each in moved
+            )
+
+    before = read()
+
+    march.archive()
+
+    assert read() == before
+    with march.database.snapshot() as connection:
+        listed = entries(connection, march.books.account.id, limit=100, kind="charge")
+        archived = [each for each in listed if each.actor == "archive"]
+        assert archived
+        assert archived[0].reason == f"archived charges of {MONTH}"
+        with pytest.raises(Gone, match="archived"):
+            find_entry(connection, march.books.account.id, archived[0].id)
+
+
+def test_reports_that_need_archived_receipts_are_refused(march: Month) -> None:
+    march.archive()
+    spans = (
+        Span(LATE, APRIL, ZoneInfo("Asia/Kathmandu")),
+        Span(LATE + timedelta(minutes=1), APRIL, ZoneInfo("UTC")),
+    )
+
+    with march.database.snapshot() as connection:
+        with pytest.raises(Gone, match="archived"):
+            usage(connection, spans[0], ("day",), Filters())
+        with pytest.raises(Gone, match="archived"):
+            usage(connection, spans[1], (), Filters())
+        with pytest.raises(Gone, match="archived"):
+            usage(connection, Span(LATE, APRIL, ZoneInfo("UTC")), ("tag:x",), Filters())
+        with pytest.raises(Gone, match="archived"):
+            plan(connection, "m", PRICE, starts_at=LATE, ends_at=APRIL)
+        with pytest.raises(Gone, match="archived"):
+            whatif(connection, {"m": PRICE}, starts_at=LATE, ends_at=APRIL)
+        after = APRIL + timedelta(days=1)
+        assert plan(connection, "m", PRICE, starts_at=APRIL, ends_at=after) == []
+
+
+def test_lists_name_the_months_that_they_lack(one_march: Month) -> None:
+    nothing: Any = None
+    lookup = Lookup(one_march.database, nothing, one_march.blobs, {}, namespace="t")
+    one_march.archive()
+    owner = one_march.books.account.id
+
+    async def ask(**values: Any) -> tuple[Any, Any]:
+        choice = RequestFilter(owner, status="succeeded", **values)
+        page = await lookup.list(choice, limit=100, cursor=None)
+        return page, await lookup.summarize(choice)
+
+    page, summary = asyncio.run(ask())
+    assert (page.archived, summary.archived) == ([MONTH], [MONTH])
+    page, summary = asyncio.run(ask(starts_at=APRIL))
+    assert (page.archived, summary.archived) == ([], [])
+    assert summary.requests == 2
+
+
+def test_rollups_of_an_archived_month_are_not_rebuilt(one_march: Month) -> None:
+    from gateway.operations.ledger import rebuild_rollups
+
+    one_march.archive()
+
+    with one_march.database.transaction() as connection:
+        assert rebuild_rollups(connection, AUTHOR) == []
+    assert one_march.findings() == []
+
+
+def test_missing_or_changed_sums_are_found(one_march: Month) -> None:
+    one_march.archive()
+    with one_march.database.transaction() as connection:
+        (mark,) = list_archives(connection)
+        connection.exec_driver_sql("UPDATE archived_charges SET amount_nanos = amount_nanos + 1")
+        connection.exec_driver_sql("UPDATE archived_spending SET charge_nanos = 0")
+        connection.exec_driver_sql("UPDATE archived_windows SET charge_nanos = 0")
+
+    assert mark.removed_nanos
+    assert {each.split()[0] for each in one_march.findings()} >= {"R2", "R4", "R9", "R11", "R13"}
