@@ -1,6 +1,7 @@
 """Writes the generated parts of the documentation, between two markers: ``make docs``.
 
 - ``reference/errors.md``: codes as the gateway raises them, meanings from ``errors.yaml``;
+- ``reference/market.md``: the contracts of the market models;
 - ``reference/cli.md``: the commands' own help;
 - ``reference/api.md``: the tables of operations, from the OpenAPI document of ``create_app``.
 
@@ -22,7 +23,9 @@ import yaml
 from gateway import errors
 from gateway.__main__ import cli
 from gateway.app import create_app
+from gateway.catalog.market.contract import Parameter, contracts
 from gateway.commands.terminal import subcommands
+from gateway.pricing import format_usd
 from gateway.settings import Settings
 from workers.__main__ import main as worker
 
@@ -154,6 +157,43 @@ def render_operations() -> str:
     return "\n".join(lines[1:])
 
 
+def render_market() -> str:
+    """Render a table of parameters for each contract."""
+    lines = []
+    for contract in sorted(contracts().values(), key=lambda each: (each.task, each.name.lower())):
+        tasks, expected = ", ".join((contract.task, *contract.also)), contract.expected_seconds
+        lines += ["", f"### {contract.name}", ""]
+        lines.append(
+            f"{tasks}; ${format_usd(contract.price)} a request, "
+            f"{expected.least} to {expected.most} s. {'. '.join(contract.strengths)}."
+        )
+        lines += ["", "| parameter | vendor's name | accepted | default | a guess |"]
+        lines += ["| --- | --- | --- | --- | --- |"]
+        for one in contract.parameters:
+            name = f"`{one.name}`" + (" (required)" if one.required else "")
+            default = "" if one.default is None else f"`{one.default}`"
+            cells = [name, f"`{one.sent_as}`", _accepted(one), default, ", ".join(one.guessed())]
+            lines.append(f"| {' | '.join(cells)} |")
+        if not contract.is_complete:
+            lines += ["", "Other parameters are passed on: the list may be incomplete."]
+        lines += ["", *(f"- {note}" for note in contract.notes)]
+    return "\n".join(lines[1:])
+
+
+def _accepted(parameter: Parameter) -> str:
+    parts = [f"`{option}`" for option in (*parameter.values, *parameter.options) if option != ""]
+    if not parameter.options:
+        parts.append(parameter.type)
+    unit = " characters" if parameter.type == "string" else ""
+    if parameter.pixels:
+        parts.append(f"width x height of {parameter.pixels[0]} to {parameter.pixels[1]} pixels")
+    if parameter.min is not None:
+        parts.append(f"at least {parameter.min}{unit}")
+    if parameter.max is not None:
+        parts.append(f"at most {parameter.max}{unit}")
+    return ", ".join(parts)
+
+
 def render(name: str) -> str:
     """Return a page with its generated part renewed."""
     head, begin, rest = (DOCS / name).read_text().partition(BEGIN)
@@ -166,6 +206,7 @@ def render(name: str) -> str:
 PARTS: Final = {
     "reference/errors.md": render_errors,
     "reference/cli.md": render_cli,
+    "reference/market.md": render_market,
     "reference/api.md": render_operations,
 }
 

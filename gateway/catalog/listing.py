@@ -8,10 +8,12 @@ from fractions import Fraction
 from typing import Final, Literal, TypeAlias
 
 from gateway.catalog.availability import availability
+from gateway.catalog.market.contract import Contract, contract_of
 from gateway.catalog.schema import CatalogEntry, PriceLine
 from gateway.catalog.tasks import TASKS, Modality
 from gateway.catalog.views import (
     BatchPriceView,
+    ContractView,
     EntryView,
     ModelView,
     PriceLineView,
@@ -92,10 +94,43 @@ def entry_view(
         "voices": list(entry.known_voices),
         "languages": list(entry.known_languages),
         "good_for": list(entry.good_for),
+        "contract": _contract_view(found) if (found := contract_of(entry)) else None,
     }
     if for_operator:
         view["reason_detail"] = missing.detail if missing else None
     return view
+
+
+def _contract_view(contract: Contract) -> ContractView:
+    expected = contract.expected_seconds
+    return {
+        "is_complete": contract.is_complete,
+        "expected_seconds": {
+            "least": expected.least,
+            "most": expected.most,
+            "is_guess": not {"calls", "docs"} & {*expected.evidence},
+        },
+        "strengths": list(contract.strengths),
+        "notes": list(contract.notes),
+        "parameters": [
+            {
+                "name": parameter.name,
+                "vendor_name": parameter.sent_as,
+                "type": parameter.type,
+                "required": parameter.required,
+                "options": [*(parameter.values or parameter.options)],
+                "min": parameter.min,
+                "max": parameter.max,
+                "pixels": list(parameter.pixels) if parameter.pixels else None,
+                "default": parameter.default,
+                "guesses": parameter.guessed(),
+                "description": parameter.description,
+            }
+            for parameter in contract.parameters
+        ],
+        "forbidden": [dict(combination) for combination in contract.forbidden],
+        "example": contract.example,
+    }
 
 
 def _workflow_view(entry: CatalogEntry) -> WorkflowView:

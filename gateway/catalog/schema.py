@@ -258,6 +258,8 @@ class CatalogEntry(Pricing):
     workflow: Workflow | None = None
     """A chain of other models of the catalog, instead of an engine or an upstream."""
     limits: Limits = Limits()
+    contract: StrictBool = True
+    """Whether requests are checked against the contract of the vendor's model, if it is known."""
     batch: StrictBool = True
     """Whether the model is sold in batches."""
     batch_discount: Discount = "0.5"

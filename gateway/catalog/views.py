@@ -44,6 +44,43 @@ class WorkflowView(TypedDict):
     priced_by: Literal["workflow", "steps"]
 
 
+class ExpectedView(TypedDict):
+    """Usual duration of a request, in seconds."""
+
+    least: int
+    most: int
+    is_guess: bool
+
+
+class ParameterView(TypedDict):
+    """A parameter of a vendor's model. What ``guesses`` names is not known for certain, and
+    refuses no request."""
+
+    name: str
+    vendor_name: str
+    type: str
+    required: bool
+    options: list[Any]
+    min: float | None
+    max: float | None
+    pixels: list[int] | None
+    default: Any
+    guesses: list[str]
+    description: str | None
+
+
+class ContractView(TypedDict):
+    """What a vendor's model accepts; if it is complete, other parameters are refused."""
+
+    is_complete: bool
+    expected_seconds: ExpectedView
+    strengths: list[str]
+    notes: list[str]
+    parameters: list[ParameterView]
+    forbidden: list[dict[str, Any]]
+    example: dict[str, Any]
+
+
 class EntryView(TypedDict):
     """A catalog entry, with all of its fields."""
 
@@ -75,6 +112,7 @@ class EntryView(TypedDict):
     voices: list[str]
     languages: list[str]
     good_for: list[str]
+    contract: ContractView | None
 
 
 class WhosePriceView(TypedDict):

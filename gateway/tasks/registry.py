@@ -22,6 +22,7 @@ from gateway.tasks.audio import (
     prepare_music,
     prepare_speech,
 )
+from gateway.tasks.contracts import check_contract
 from gateway.tasks.embedding import TextEmbedding, prepare_embedding
 from gateway.tasks.mistakes import invalid_field
 from gateway.tasks.prepared import Prepared, gpu_us_max, over
@@ -118,6 +119,13 @@ def prepare(
     """Check an input against a catalog entry's limits and bound its usage."""
     task = task or choose_task(entry, value)
     prefix = f"{prefix}." if prefix else ""
+    prepared = _prepare(entry, task, value, prefix=prefix)
+    are_theirs = isinstance(value, OtherTask)
+    check_contract(entry, task, value, prefix=prefix, are_theirs=are_theirs)
+    return prepared
+
+
+def _prepare(entry: CatalogEntry, task: Task, value: Input, *, prefix: str) -> Prepared:
     if isinstance(value, TextGeneration | TextCompletion):
         return prepare_text(entry, value, prefix=prefix)
     if isinstance(value, TextEmbedding):

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 from pydantic import Field, StringConstraints
 
+from gateway.catalog.market.contract import contract_of
 from gateway.catalog.schema import (
     FPS_MAX,
     GUIDANCE_MAX,
@@ -247,6 +248,9 @@ class _TaskInput:
             )
         if resolution and not self.local:
             parameters.setdefault("resolution", resolution)
+        if self.quality_name and not self.local and isinstance(value, VideoTask):
+            # Our video input has no quality.
+            parameters.setdefault("quality", self.quality_name)
         if size is None and resolution and self.local:
             size = self._size_of(resolution)
         fields = {
@@ -260,8 +264,7 @@ class _TaskInput:
                 "guidance", quality.guidance if quality.guidance is not None else default.guidance
             ),
             "scheduler": self._scheduler(quality.scheduler or default.scheduler),
-            # Chosen here and not by the worker, so that a second attempt repeats the first.
-            "seed": value.seed if value.seed is not None else secrets.randbits(32),
+            "seed": self._seed(),
             "parameters": parameters,
         }
         attributes = {
@@ -361,6 +364,15 @@ class _TaskInput:
             return Quality()
         self._check_listed("quality", name, known)
         return known.get(name, Quality())
+
+    def _seed(self) -> int:
+        if self.value.seed is not None:
+            return self.value.seed
+        contract = contract_of(self.entry)
+        if contract is not None and contract.find("seed") is None:
+            return 0
+        # Chosen here and not by the worker, so that a second attempt repeats the first.
+        return secrets.randbits(32)
 
     def _scheduler(self, default: str | None) -> str | None:
         if self.value.scheduler is None:

@@ -7,6 +7,7 @@ state the names that its model uses; the defaults are the names that most models
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
@@ -76,6 +77,9 @@ _FIELDS: Final[Mapping[str, str]] = {
     "quality": "quality",
     "fps": "fps",
     "seconds": "duration",
+    "size": "size",
+    "aspect_ratio": "aspect_ratio",
+    "resolution": "resolution",
 }
 """Default field name of the upstream, by our name."""
 _NOT_FORWARDED: Final = frozenset(
@@ -87,6 +91,9 @@ _FREE_FORM_TASKS: Final = frozenset(
     {"talking-head", "text-to-speech", "voice-clone", "text-to-music"}
 )
 """Tasks whose inputs are passed on unchanged, except for the fields above."""
+
+
+_NO_WORD: Final = re.compile(r"[^A-Za-z0-9_]")
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,8 +116,14 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Key of the upscaling factor of a video."""
     fields: dict[str, str | None] = {}
     """Field names by our names, such as ``{seconds: length}``; null omits a field."""
+    strings: tuple[str, ...] = ()
+    """Names of numbers, ours or the model's, that the model takes as strings."""
+    values: dict[str, dict[str, str]] = {}
+    """The model's values by our names and values, such as ``{format: {mp3: MP3}}``."""
     constants: dict[str, Any] = {}
     """Default fields of every payload."""
+    request_id: str = ""
+    """Key that is sent the id of our request, unless the client sets it, to name a new voice."""
     submit_timeout_s: float = 300.0
     """Timeout of a submission; some models respond only when they have finished."""
     poll_min_s: float = 0.5
@@ -171,17 +184,26 @@ def sort_sources(job: Job, addresses: Sequence[str]) -> Sources:
 def payload(job: Job, options: Options, sources: Sources) -> dict[str, Any]:
     """Return the payload of a job. The client's ``parameters`` override only ``constants``."""
     given, output_kind = job.input, OUTPUT_KINDS[job.task]
-    body: dict[str, Any] = {**options.constants, **(given.get("parameters") or {})}
+    body: dict[str, Any] = dict(options.constants)
+    if options.request_id:
+        body[options.request_id] = _NO_WORD.sub("_", job.request_id)
+    for name, value in (given.get("parameters") or {}).items():
+        body[options.fields.get(name) or name] = value
     hidden = (
         frozenset({"parameters", "duration_ms"}) if job.task in _FREE_FORM_TASKS else _NOT_FORWARDED
     )
     for name, value in _values(given, hidden).items():
         if name == "language" and options.language == "name":
             value = name_of(value) or value
+        if name in options.values:
+            value = options.values[name].get(value, value)
         theirs = options.fields.get(name, _FIELDS.get(name, name))
         if theirs is not None:
             body[theirs] = value
-    body |= _size(given, options.size or _SIZES[output_kind])
+    body |= {
+        options.fields.get(name) or name: value
+        for name, value in _size(given, options.size or _SIZES[output_kind]).items()
+    }
     if given.get("scale") and job.task == "video-upscale":
         body[options.scale] = given["scale"]
     as_list = options.list if options.list is not None else output_kind == "image"
@@ -196,6 +218,10 @@ def payload(job: Job, options: Options, sources: Sources) -> dict[str, Any]:
         body[options.audio or ("source_audio" if job.task == "voice-clone" else "audio")] = (
             sources.audio
         )
+    for name in options.strings:
+        theirs = options.fields.get(name) or _FIELDS.get(name, name)
+        if isinstance(number := body.get(theirs), int | float):
+            body[theirs] = f"{number:.15g}"
     return body
 
 

@@ -29,6 +29,7 @@ from gateway.checks.strict import StrictModel
 from gateway.errors import InvalidRequest, rename
 from gateway.files.sources import SentSource
 from gateway.tasks.audio import MusicTask, SpeechTask
+from gateway.tasks.contracts import without_unknown
 from gateway.tasks.mistakes import invalid_field
 from workers.contract.media import AudioFormat
 
@@ -155,6 +156,7 @@ class SpokenBody(_Body):
         self, entry: CatalogEntry, voice: str | None, output: OutputFormat
     ) -> SpeechTask:
         settings = self.voice_settings or VoiceSettings()
+        passed_on = without_unknown(entry, settings.upstream_settings())
         return _checked(
             SpeechTask,
             self.names,
@@ -166,7 +168,7 @@ class SpokenBody(_Body):
             format=output.format,
             sample_rate=output.sample_rate,
             bitrate=output.bitrate,
-            parameters=settings.upstream_settings() if entry.upstream is not None else None,
+            parameters=passed_on if entry.upstream is not None else None,
         )
 
 

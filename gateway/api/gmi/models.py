@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypedDict, get_args
 
 from gateway.api.gmi.payloads import is_visual, nearest
 from gateway.catalog.availability import availability
 from gateway.catalog.listing import decimal, from_price, modalities, price_view
+from gateway.catalog.market.contract import Contract, contract_of
 from gateway.catalog.schema import (
     FPS_MAX,
     GUIDANCE_MAX,
@@ -37,6 +38,13 @@ TASKS_OF_QUEUE: Final[tuple[Task, ...]] = tuple(
 )
 """Tasks that generate images, videos or audio. Text is not offered in this dialect."""
 
+_TYPES: Final[Mapping[str, str]] = {
+    "number": "float",
+    "size": "string",
+    "language": "string",
+    "images": "image",
+}
+"""GMI Cloud's names of our types."""
 _RATIOS: Final = ((1, 1), (4, 3), (3, 4), (3, 2), (2, 3), (16, 9), (9, 16), (21, 9), (9, 21))
 
 
@@ -98,6 +106,7 @@ def model_view(
     """Return the view of one model."""
     missing = availability(entry, announcements)
     reads, makes = modalities(entry)
+    contract = contract_of(entry)
     return {
         "model": entry.name,
         "org_id": "",
@@ -106,9 +115,11 @@ def model_view(
         "model_type": TASKS[entry.task].makes,
         "tasks": [entry.task, *entry.also],
         "modalities": {"input": reads, "output": makes},
-        "parameters": list(_parameters(entry)),
+        "parameters": list(_parameters(entry) if contract is None else _known(contract)),
         "internal_parameters": {},
-        "accepts_other_parameters": entry.upstream is not None,
+        "accepts_other_parameters": (
+            entry.upstream is not None if contract is None else not contract.is_complete
+        ),
         "price_info": {
             "price": None if (least := from_price(entry)) is None else decimal(least),
             "pricing_type": entry.price[0].unit if entry.price else "steps",
@@ -177,6 +188,24 @@ def _parameters(entry: CatalogEntry) -> Iterator[dict[str, Any]]:
     if local:
         formats = get_args(ImageFormat if makes_images else VideoFormat)
         yield _one("output_format", "string", default=formats[0], options=formats)
+
+
+def _known(contract: Contract) -> Iterator[dict[str, Any]]:
+    """List a vendor's parameters under the vendor's names, as GMI Cloud lists them."""
+    for one in contract.parameters:
+        is_enum = bool(one.options) and one.is_sure("options") and one.pixels is None
+        yield {
+            "name": one.sent_as,
+            "display_name": one.name,
+            "description": one.description or "",
+            "type": "enum" if is_enum else _TYPES.get(one.type, one.type),
+            "required": one.required and one.default is None,
+            "default_value": one.default,
+            "options": list(one.options),
+            "min_value": one.min,
+            "max_value": one.max,
+            "guesses": one.guessed(),
+        }
 
 
 def _sizes(entry: CatalogEntry) -> Iterator[dict[str, Any]]:

@@ -18,6 +18,7 @@ from gateway.api.gmi.audio_payloads import read_audio
 from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import TASKS, Task
 from gateway.errors import InvalidRequest, TollgateError, rename
+from gateway.tasks.contracts import RATIO_TOLERANCE
 from gateway.tasks.registry import Input, choose_task, parse, parse_unknown
 from gateway.tasks.visual import ImageTask, VideoTask, choose_dialect_task
 
@@ -50,8 +51,6 @@ _VISUAL: Final = tuple(
 
 _SIZE: Final = re.compile(r"([1-9][0-9]{0,4})\s*[xX*]\s*([1-9][0-9]{0,4})")
 _RATIO: Final = re.compile(r"([1-9][0-9]{0,3}):([1-9][0-9]{0,3})")
-RATIO_TOLERANCE: Final = 0.05
-"""Relative tolerance: sides are multiples of a step, so few sizes are exactly 16:9."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +63,9 @@ class PayloadSubmission:
 
     def rename(self, error: TollgateError) -> None:
         """Rename the parameter of an error to the client's key."""
+        if error.param is not None:
+            # Keys that are not ours are further parameters of our input.
+            error.param = error.param.removeprefix("parameters.")
         rename(error, self.names)
 
 
@@ -177,9 +179,6 @@ class _PayloadReader:
         if self._ratio is not None:
             self._read_ratio(self._ratio)
         if not self._is_local:
-            # Our video input has no quality, but the price can depend on it.
-            if "quality" in values and TASKS[self._entry.task].makes == "video":
-                self._rest.setdefault("quality", values["quality"])
             values["parameters"] = self._rest
         return values
 

@@ -1,0 +1,1 @@
+"""The contracts of the market models: what each of the vendors' models accepts."""
