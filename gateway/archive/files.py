@@ -9,6 +9,7 @@ single receipt that is only displayed is read by its row group, which has checks
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -58,10 +59,14 @@ class Totals:
         self._seal = SealDigest()
         self._rows = dict.fromkeys(TABLES, 0)
         self._charged = 0
+        self._personal = 0
         self._transfers: dict[str, Sum] = {}
 
     def add(self, name: Name, page: pa.Table) -> None:
         self._rows[name] += page.num_rows
+        personal = [page[c].is_valid() for c in ("metadata", "error") if c in page.column_names]
+        if personal:
+            self._personal += pc.sum(functools.reduce(pc.or_, personal)).as_py() or 0
         if name == "receipt_steps":
             return
         columns = [page[column.name].to_pylist() for column in sealed_columns(TABLES[name])]
@@ -82,6 +87,7 @@ class Totals:
             self._rows["receipts"],
             self._charged,
             self._rows["receipt_steps"],
+            self._personal,
             self._transfers,
             tuple(files),
         )

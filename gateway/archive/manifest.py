@@ -47,6 +47,8 @@ class Manifest(msgspec.Struct, frozen=True):
     receipts: int
     charge_nanos: int
     steps: int
+    personal: int
+    """Number of receipts and steps with metadata or an error, which can be erased in SQL only."""
     transfers: dict[str, Sum]
     files: tuple[ArchiveFile, ...] = ()
 

@@ -86,6 +86,15 @@ def archived_months(
     return found
 
 
+def personal_months(connection: Connection) -> list[str]:
+    """List the months whose files contain metadata or errors of requests."""
+    return [
+        archive.month
+        for archive in list_archives(connection)
+        if archive.manifest is None or archive.manifest.personal
+    ]
+
+
 def refuse_archived(months: list[str], what: str) -> None:
     """Raise ``Gone`` if there are archived months, without whose receipts ``what`` is wrong."""
     if months:

@@ -30,6 +30,7 @@ from sqlalchemy import (
     update,
 )
 
+from gateway.archive.marks import personal_months
 from gateway.checks.entered import check_text
 from gateway.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from gateway.files.retention import delete_blobs
@@ -218,9 +219,17 @@ _STORED: Final[Mapping[str, tuple[Table, Column[str]]]] = {
 
 
 def check_target(connection: Connection, target: Target) -> None:
-    """Raise ``NotFound`` if the target does not exist, ``Conflict`` if it is still in use."""
+    """Raise ``NotFound`` if the target does not exist, ``Conflict`` if it is still in use, or
+    if archives contain what is personal."""
     if target.tag is not None:
         check_text(target.tag[0], "the name of the tag", longest=64)
+    if months := personal_months(connection):
+        raise Conflict(
+            "archive_not_erasable",
+            f"The archives of {', '.join(months)} contain metadata or errors, which cannot be "
+            "erased in files; restore these months first.",
+            should_retry=False,
+        )
     running = connection.execute(
         select(func.count()).select_from(holds).where(target.matches(holds))
     ).scalar_one()

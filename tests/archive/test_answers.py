@@ -16,11 +16,12 @@ from gateway.billing.corrections import plan
 from gateway.billing.entries import entries, find_entry
 from gateway.billing.usage.report import Filters, Span, usage
 from gateway.billing.usage.whatif import whatif
-from gateway.errors import Gone, InvalidRequest, NotFound, Unavailable
+from gateway.errors import Conflict, Gone, InvalidRequest, NotFound, Unavailable
 from gateway.ledger.receipts import Receipt
 from gateway.operations import credit
 from gateway.operations.credit import RefundBody, TransferView
 from gateway.requests.lookup import Lookup, RequestFilter
+from gateway.retention.erasure import Target, check_target
 from tests.archive.months import APRIL, AUTHOR, LATE, MARCH, MONTH, Month
 from tests.ledger.books import PRICE
 
@@ -161,6 +162,19 @@ def test_rollups_of_an_archived_month_are_not_rebuilt(one_march: Month) -> None:
     with one_march.database.transaction() as connection:
         assert rebuild_rollups(connection, AUTHOR) == []
     assert one_march.findings() == []
+
+
+def test_erasing_is_refused_while_files_have_metadata(one_march: Month) -> None:
+    target = Target(account_id=one_march.books.account.id, request_id=one_march.requests[0])
+    with one_march.database.snapshot() as connection:
+        check_target(connection, target)
+    one_march.archive()
+
+    with (
+        one_march.database.snapshot() as connection,
+        pytest.raises(Conflict, match="restore these months"),
+    ):
+        check_target(connection, target)
 
 
 def test_missing_or_changed_sums_are_found(one_march: Month) -> None:
