@@ -43,6 +43,7 @@ COMMANDS: Final = {
     "ledger": "reports:ledger_command",
     "limit": "limits:limit",
     "member": "users:member",
+    "notices": "notices:notices",
     "period": "periods:period",
     "plan": "plan:plan_command",
     "rebate": "periods:rebate",

@@ -46,6 +46,8 @@ from gateway.files.retention import MediaStore
 from gateway.files.room import Room, StorageLimits
 from gateway.files.store import Files
 from gateway.files.upload_urls import UploadUrls
+from gateway.notices.mail import mailer_of
+from gateway.notices.sender import NoticeSender
 from gateway.payments.provider import PaymentProvider
 from gateway.performance import Performance
 from gateway.readiness import Readiness
@@ -59,6 +61,7 @@ from gateway.scheduled import (
     close_tasks,
     credit_tasks,
     erasure_tasks,
+    notice_tasks,
     partition_tasks,
     reconciliation_tasks,
     recount_tasks,
@@ -69,6 +72,7 @@ from gateway.sql.database import Database
 from gateway.sql.outages import SQL_OUTAGE, outage_name
 from gateway.supervision import Supervisor, exit_now
 from gateway.voices.store import Voices
+from gateway.webhooks.sender import Poster
 from workers.contract.blobs import Blobs
 from workers.contract.redis import connect
 from workers.contract.streams import EventLog
@@ -143,6 +147,8 @@ def create_app(settings: Settings) -> Litestar:
                 silence_max_s=settings.loop_silence_max_s,
                 grace_s=settings.shutdown_grace_s,
             )
+            poster = Poster(pepper=pepper, private_allowed=settings.webhook_private_addresses)
+            notices = NoticeSender(database, poster=poster, mailer=mailer_of(settings))
             requests = Requests(
                 settings=settings,
                 database=database,
@@ -150,7 +156,7 @@ def create_app(settings: Settings) -> Litestar:
                 live=live,
                 rates=rates,
                 gateway=f"gw-{uuid.uuid4().hex[:12]}",
-                pepper=pepper,
+                poster=poster,
                 media=media,
                 fetcher=fetcher,
                 voices=voices,
@@ -195,6 +201,7 @@ def create_app(settings: Settings) -> Litestar:
                     *usage_tasks(database),
                     *erasure_tasks(database),
                     *aside_tasks(database),
+                    *notice_tasks(database, credit_low_nanos=settings.notice_credit_low_nanos),
                     *recount_tasks(database),
                     *partition_tasks(database),
                     *reconciliation_tasks(database, services.payment_provider),
@@ -208,6 +215,7 @@ def create_app(settings: Settings) -> Litestar:
             supervisor.start("retention", retention.run)
             supervisor.start("batches", batches.run)
             supervisor.start("key uses", uses.run)
+            supervisor.start("notices", notices.run)
             with reload_on_hangup(live):
                 yield
         if supervisor.failed:

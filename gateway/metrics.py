@@ -129,6 +129,19 @@ WEBHOOK_CIRCUITS = Gauge(
     multiprocess_mode="livesum",
     registry=REGISTRY,
 )
+NOTICES = Counter(
+    "tollgate_notices",
+    "Notices that were sent, or given up, by kind; one for each receiver.",
+    ["kind", "outcome"],
+    registry=REGISTRY,
+)
+NOTICE_SECONDS = Histogram(
+    "tollgate_notice_seconds",
+    "Duration of attempts to send a notice, by class of error.",
+    ["error"],
+    buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15),
+    registry=REGISTRY,
+)
 PAYMENTS = Counter(
     "tollgate_payments", "Payment events, by kind.", ["provider", "event"], registry=REGISTRY
 )

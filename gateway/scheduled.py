@@ -27,6 +27,12 @@ from gateway.billing.usage.rollups import CLOSED_AFTER, HOUR, HOURS_MAX, build_d
 from gateway.ledger.concurrency import miscounts, recount
 from gateway.ledger.expiry import expire_lots, give_allowances
 from gateway.ledger.periods import month_of
+from gateway.ledger.prices import PriceCache
+from gateway.notices.due import due_notices
+from gateway.notices.kinds import OPERATOR, Notice
+from gateway.notices.price_changes import price_notices
+from gateway.notices.store import publish
+from gateway.notices.subscriptions import subscribed_accounts
 from gateway.payments.provider import PaymentProvider
 from gateway.sql.database import Database, upsert
 from gateway.sql.outages import OUTAGE
@@ -39,6 +45,8 @@ log = logging.getLogger(__name__)
 CHECK_EVERY_S: Final = 5.0
 BATCH: Final = 200
 ERASURE_ATTEMPTS: Final = 5
+NOTICE_ACCOUNTS: Final = 100
+"""Accounts whose notices are found together."""
 NIGHT: Final = timedelta(hours=3, minutes=17)
 """Time of day, in UTC, of the tasks that take long."""
 
@@ -208,6 +216,16 @@ def recount_tasks(database: Database) -> tuple[ScheduledTask, ...]:
     return (ScheduledTask("open requests", HOUR, repair),)
 
 
+def notice_tasks(database: Database, *, credit_low_nanos: int | None) -> tuple[ScheduledTask, ...]:
+    """Write notices that are due."""
+    due = functools.partial(due_notices, credit_low_nanos=credit_low_nanos)
+    prices = functools.partial(price_notices, cache=PriceCache())
+    return (
+        ScheduledTask("notices", timedelta(minutes=1), _telling(database, due)),
+        ScheduledTask("price notices", timedelta(minutes=15), _telling(database, prices)),
+    )
+
+
 def partition_tasks(database: Database) -> tuple[ScheduledTask, ...]:
     """Create the partitions of the next months, and watch the default ones. Only on PostgreSQL."""
 
@@ -244,6 +262,44 @@ def close_tasks(database: Database) -> tuple[ScheduledTask, ...]:
                 log.info("%s is closed", period.month)
 
     return (ScheduledTask("close", timedelta(days=1), close, delay=NIGHT),)
+
+
+def _telling(
+    database: Database, find: Callable[[Connection, Sequence[int], datetime], Sequence[Notice]]
+) -> Callable[[], Awaitable[None]]:
+    """Return a task that finds notices and writes them, for a page of accounts at a time."""
+
+    async def tell(ids: Sequence[int]) -> None:
+        now = datetime.now(UTC)
+        found = await database.slow(lambda connection: find(connection, ids, now))
+        if found:
+            await database.slow_write(lambda connection: publish(connection, found))
+
+    async def tell_all() -> None:
+        after = OPERATOR
+        while ids := await database.slow(
+            functools.partial(subscribed_accounts, after=after, limit=NOTICE_ACCOUNTS)
+        ):
+            try:
+                await tell(ids)
+            except OUTAGE:
+                raise
+            except Exception:
+                log.exception("notices of %d accounts could not be found together", len(ids))
+                for account_id in ids:
+                    await _alone(tell, account_id)
+            after = ids[-1]
+
+    return tell_all
+
+
+async def _alone(tell: Callable[[Sequence[int]], Awaitable[None]], account_id: int) -> None:
+    try:
+        await tell([account_id])
+    except OUTAGE:
+        raise
+    except Exception:  # a row that cannot be read must not stop the notices of other accounts
+        log.exception("notices of account %d could not be found", account_id)
 
 
 class _Batched(Protocol):

@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gateway.checks.mail_addresses import check_mail_address
 from gateway.pricing import parse_usd
 
 _ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:\d+)?")
@@ -34,6 +35,8 @@ RETENTION_MIN: Final[Mapping[str, float]] = {
     "metadata_retention_days": 1,
     "idempotency_retention_days": 0,
     "webhook_retention_days": 0,
+    # Longer than a month, so that its budgets are not told twice.
+    "notice_retention_days": 40,
     "audit_retention_days": 1,
 }
 """Settings of retention, with the least value of each; 0 is excluded."""
@@ -41,6 +44,7 @@ RETENTION_ENDLESS: Final = (
     "file_retention_days",
     "metadata_retention_days",
     "webhook_retention_days",
+    "notice_retention_days",
     "audit_retention_days",
 )
 """Settings that can be ``forever``."""
@@ -233,8 +237,24 @@ class Settings(BaseSettings):
     idempotency_retention_days: float = 7.0
     webhook_retention_days: float | None = 30.0
     """Retention of webhook deliveries and their attempts after they have ended."""
+    notice_retention_days: float | None = 90.0
+    """Retention of notices and their deliveries."""
     audit_retention_days: float | None = None
     """Retention of the audit log."""
+    notice_credit_low_usd: str | None = None
+    """Credit, such as `5`, below which an account is told that it is nearly used up."""
+    smtp_host: str | None = None
+    """Mail server through which notices are sent."""
+    smtp_port: int | None = Field(default=None, ge=1, le=65535)
+    """Port of the mail server; default: 587, 465 or 25, by the next setting."""
+    smtp_security: Literal["starttls", "tls", "none"] = "starttls"
+    """Encryption of mail: `starttls` requires it after connecting, `tls` from the start."""
+    smtp_user: str | None = None
+    """User name at the mail server."""
+    smtp_password: SecretStr | None = None
+    """Password at the mail server."""
+    mail_from: str | None = None
+    """Address from which notices are sent."""
     shutdown_grace_s: float = 10.0
     """Time for which a stopping gateway waits for open connections."""
     log_level: str = "INFO"
@@ -259,6 +279,24 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _mail_can_be_sent(self) -> Self:
+        if (self.smtp_host is None) != (self.mail_from is None):
+            raise ValueError("TOLLGATE_SMTP_HOST and TOLLGATE_MAIL_FROM must be set together")
+        if (self.smtp_user is None) != (self.smtp_password is None):
+            raise ValueError("TOLLGATE_SMTP_USER and TOLLGATE_SMTP_PASSWORD must be set together")
+        if self.smtp_security == "none" and self.smtp_password is not None:
+            raise ValueError(
+                "TOLLGATE_SMTP_PASSWORD would be sent in the clear; set TOLLGATE_SMTP_SECURITY to "
+                "starttls or tls"
+            )
+        return self
+
+    @field_validator("mail_from")
+    @classmethod
+    def _is_address(cls, value: str | None) -> str | None:
+        return value if value is None else check_mail_address(value)
+
     @field_validator(*RETENTION_MIN, mode="before")
     @classmethod
     def _is_retention(cls, value: Any, info: ValidationInfo) -> float | None:
@@ -280,7 +318,7 @@ class Settings(BaseSettings):
             raise ValueError(f"{name}={value!r}; use a number of {unit} {range}{other}")
         return number
 
-    @field_validator("gpu_hour_usd", "topup_min_usd", "topup_max_usd")
+    @field_validator("gpu_hour_usd", "topup_min_usd", "topup_max_usd", "notice_credit_low_usd")
     @classmethod
     def _is_amount(cls, value: str | None) -> str | None:
         if value is not None:
@@ -297,6 +335,11 @@ class Settings(BaseSettings):
                     "without a path: https://chat.example.com"
                 )
         return value
+
+    @property
+    def notice_credit_low_nanos(self) -> int | None:
+        low = self.notice_credit_low_usd
+        return None if low is None else parse_usd(low)
 
     @property
     def allowed_origins(self) -> tuple[str, ...]:

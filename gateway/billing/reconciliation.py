@@ -18,6 +18,8 @@ from gateway.billing.statements.close import changed_since_close, find_period, l
 from gateway.billing.usage.rollups import Seal, seal_of, seals
 from gateway.ledger.periods import is_month, month_of, span_of
 from gateway.ledger.reconcile import Finding, reconcile
+from gateway.notices.books import problems_found
+from gateway.notices.store import publish
 from gateway.payments.payments import compare_payments
 from gateway.payments.provider import PaymentProvider, ProviderFailed
 from gateway.pricing import format_usd
@@ -73,6 +75,8 @@ async def run_reconciliation(
         )
         last = connection.execute(select(func.max(reconciliations.c.id))).scalar_one()
         connection.execute(reconciliations.delete().where(reconciliations.c.id <= last - KEPT))
+        if findings:
+            publish(connection, [problems_found(findings, found.finished_at)])
         if author is not None:
             after = {"findings": len(found.findings)}
             record(connection, author, "ledger.reconcile", "ledger", after=after)

@@ -28,7 +28,7 @@ from gateway.commands.terminal import (
     refuse,
     snapshot,
 )
-from gateway.operations import invoices, periods, rebates
+from gateway.operations import invoices, periods
 from gateway.operations.invoices import PAGE_FORMATS, CreditNoteBody
 from gateway.pricing import parse_usd
 
@@ -144,7 +144,7 @@ def rebate_set(account_name: str, tiers: tuple[str, ...]) -> None:
     read = dict(_tier(text) for text in tiers)
     if len(read) < len(tiers):
         raise ValueError("two tiers start at the same amount")
-    perform(rebates.put, None if account_name == "all" else account_name, read)
+    perform(periods.set_tiers, None if account_name == "all" else account_name, read)
     click.echo(f"{len(read)} tiers")
 
 

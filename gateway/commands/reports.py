@@ -25,7 +25,7 @@ from gateway.commands.terminal import (
     print_rows,
     snapshot,
 )
-from gateway.operations import ledger
+from gateway.operations import periods
 from gateway.pricing import format_usd
 
 
@@ -147,7 +147,7 @@ def reconcile_command(rebuild_sums: bool, as_json: bool) -> None:
     """Reconcile the ledger and report what differs; exit with 1 if anything does."""
     differing = []
     if rebuild_sums:
-        differing = perform(ledger.rebuild_rollups)
+        differing = perform(periods.rebuild_rollups)
     with snapshot() as connection:
         findings = check_books(connection, now=datetime.now(UTC))
     if as_json:

@@ -1,22 +1,28 @@
-"""Accounting months: list, close, verify."""
+"""Accounting months: list, close, verify; the rebates given then, and the ledger's hourly sums."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Literal, TypedDict
 
 from sqlalchemy import Connection
 
 from gateway.archive.marks import Archive, list_archives
-from gateway.audit_log import Author
+from gateway.audit_log import Author, record
 from gateway.billing.statements.close import (
+    ALL_ACCOUNTS,
     BillingPeriod,
     changed_since_close,
     close_month,
     list_periods,
     rehearse_close,
+    set_rebates,
+    tiers_of,
 )
+from gateway.billing.usage.rollups import Seal, rebuild
 from gateway.checks.moments import timestamp
+from gateway.operations.accounts import owner_id
 from gateway.operations.refusals import refusals
 from gateway.pricing import NANOS_PER_CENT, format_usd
 from gateway.sql.database import Database
@@ -135,6 +141,33 @@ def archive_view(archive: Archive) -> ArchiveView:
     }
 
 
+@refusals()
+def set_tiers(
+    connection: Connection, author: Author, account: str | None, tiers: Mapping[int, int]
+) -> None:
+    """Replace the tiers: threshold in nano-dollars → basis points."""
+    account_id = owner_id(connection, account)
+    before = tiers_of(connection, account_id or ALL_ACCOUNTS)
+    set_rebates(connection, account_id or ALL_ACCOUNTS, dict(tiers))
+    record(
+        connection,
+        author,
+        "rebate.set",
+        "all accounts" if account_id is None else f"account {account_id}",
+        account_id=account_id,
+        before=_tiers_view(before),
+        after=_tiers_view(tiers),
+    )
+
+
+def rebuild_rollups(connection: Connection, author: Author) -> list[tuple[Seal, Seal]]:
+    """Rebuild every sealed hour; return the old and new seals of those that differ."""
+    differing = rebuild(connection)
+    after = {"differing": [f"{old.hour:%Y-%m-%dT%H:%MZ}" for old, _ in differing]}
+    record(connection, author, "ledger.rebuild", "ledger", after=after)
+    return differing
+
+
 def _view(period: BillingPeriod) -> PeriodView:
     return {
         "object": "period",
@@ -146,3 +179,7 @@ def _view(period: BillingPeriod) -> PeriodView:
         "transfers": period.transfers,
         "sha256": period.sha256,
     }
+
+
+def _tiers_view(tiers: Mapping[int, int]) -> dict[str, str]:
+    return {format_usd(start): f"{points / 100:g} %" for start, points in sorted(tiers.items())}

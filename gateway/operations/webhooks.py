@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Literal, NotRequired, TypedDict
 from urllib.parse import urlsplit
@@ -12,7 +13,7 @@ from gateway.audit_log import Author, record
 from gateway.checks.moments import timestamp
 from gateway.errors import NotFound
 from gateway.ids import is_request_id
-from gateway.webhooks.deliveries import Delivery, Status, list_deliveries, send_again
+from gateway.webhooks.deliveries import Attempt, Delivery, Status, list_deliveries, send_again
 
 
 class AttemptView(TypedDict):
@@ -102,14 +103,18 @@ def delivery_view(found: Delivery) -> DeliveryView:
         "queued_at": timestamp(found.queued_at),
         "next_attempt_at": timestamp(found.due_at) if found.due_at else None,
         "ended_at": timestamp(found.ended_at) if found.ended_at else None,
-        "attempts": [
-            {
-                "number": attempt.number,
-                "started_at": timestamp(attempt.started_at),
-                "duration_ms": attempt.duration_ms,
-                "code": attempt.code,
-                "error": attempt.error,
-            }
-            for attempt in found.attempts
-        ],
+        "attempts": attempt_views(found.attempts),
     }
+
+
+def attempt_views(attempts: Sequence[Attempt]) -> list[AttemptView]:
+    return [
+        {
+            "number": attempt.number,
+            "started_at": timestamp(attempt.started_at),
+            "duration_ms": attempt.duration_ms,
+            "code": attempt.code,
+            "error": attempt.error,
+        }
+        for attempt in attempts
+    ]

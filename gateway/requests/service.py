@@ -34,6 +34,7 @@ from gateway.ledger.concurrency import Defaults
 from gateway.ledger.holds import delete_output
 from gateway.ledger.settle import Settlement
 from gateway.ledger.writer import LedgerWriter
+from gateway.notices.failing import tell_of_failures
 from gateway.requests.admit import Admission, Admitted
 from gateway.requests.attachments import Attachments
 from gateway.requests.caller import Caller
@@ -53,7 +54,7 @@ from gateway.supervision import IDLE_BEAT_S, Beat, Supervisor
 from gateway.tasks.registry import OtherTask
 from gateway.tasks.submission import OpenRequest, Submission
 from gateway.voices.store import Voices
-from gateway.webhooks.sender import Webhooks
+from gateway.webhooks.sender import Poster, Webhooks
 from gateway.workflows.runner import WorkflowRunner
 from workers.contract.jobs import RequestId
 from workers.contract.redis import QueueClient
@@ -74,11 +75,11 @@ class Requests:
         live: LiveCatalog,
         rates: Rates,
         gateway: str,
-        pepper: bytes,
         media: MediaStore,
         fetcher: Fetcher,
         voices: Voices,
         view: Callable[[OpenRequest | ClosedRequest], Mapping[str, Any]],
+        poster: Poster,
     ) -> None:
         namespace = settings.namespace
         self._database = database
@@ -169,8 +170,8 @@ class Requests:
             database=database,
             find=functools.partial(self.lookup.find, whole=False),
             view=view,
-            pepper=pepper,
-            private_allowed=settings.webhook_private_addresses,
+            poster=poster,
+            given_up=tell_of_failures,
         )
 
     @contextlib.asynccontextmanager

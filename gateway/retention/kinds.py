@@ -17,6 +17,8 @@ from gateway.audit_log import delete_expired
 from gateway.files.retention import Cleared, MediaStore
 from gateway.files.store import Files, first_expiry
 from gateway.ledger.holds import delete_expired_outputs, delete_idempotency_keys
+from gateway.notices.store import delete_expired as delete_expired_notices
+from gateway.notices.store import oldest_ending
 from gateway.retention.metadata import BATCHES, REQUESTS, Tagged
 from gateway.settings import Settings, in_days
 from gateway.sql.database import Database
@@ -66,6 +68,7 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
     keys_kept = timedelta(days=settings.idempotency_retention_days)
     metadata_kept = in_days(settings.metadata_retention_days)
     webhooks_kept = in_days(settings.webhook_retention_days)
+    notices_kept = in_days(settings.notice_retention_days)
     audit_kept = in_days(settings.audit_retention_days)
     media_store = MediaStore(database, blobs, retention=outputs_kept)
     output, file = "TOLLGATE_OUTPUT_RETENTION_HOURS", "TOLLGATE_FILE_RETENTION_DAYS"
@@ -132,6 +135,17 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
                 )
             ),
             _first(webhook_deliveries.c.ended_at),
+        ),
+        Kind(
+            "notices",
+            "TOLLGATE_NOTICE_RETENTION_DAYS",
+            notices_kept,
+            in_sql(
+                lambda each, now: delete_expired_notices(
+                    each, now - (notices_kept or AT_ONCE), limit=ROWS_MAX
+                )
+            ),
+            oldest_ending,
         ),
         Kind(
             "audit_events",

@@ -8,6 +8,7 @@ from gateway.tables import audit as audit
 from gateway.tables import batches as batches
 from gateway.tables import files as files
 from gateway.tables import key_uses as key_uses
+from gateway.tables import notices as notices
 from gateway.tables import payments as payments
 from gateway.tables import prices as prices
 from gateway.tables import retention as retention

@@ -1,8 +1,8 @@
-"""Sends signed webhooks when requests have ended (Standard Webhooks 1.0).
+"""Sends due deliveries of an outbox, and posts signed webhooks (Standard Webhooks 1.0).
 
-A delivery is written in the transaction that settles its request, so none is lost. Any gateway can
-send it, and a receiver can get it twice. Clients' URLs never reach private addresses, and redirects
-are not followed. The receivers of one account do not delay those of others (``lanes``).
+A delivery is written in the transaction of what it reports, so none is lost. Any gateway can send
+it, and a receiver can get it twice. Clients' URLs never reach private addresses, and redirects are
+not followed. The receivers of one account do not delay those of others (``lanes``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import hmac
 import logging
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final
@@ -26,14 +28,24 @@ from sqlalchemy import Connection
 from standardwebhooks import Webhook
 
 from gateway import metrics
+from gateway.checks.moments import timestamp
 from gateway.errors import NotFound
 from gateway.ledger.closed import ClosedRequest
 from gateway.sql.database import Database
 from gateway.sql.outages import SQL_OUTAGE
 from gateway.supervision import Beat, no_beat
 from gateway.tasks.submission import OpenRequest
-from gateway.webhooks.deliveries import AttemptResult, Claim, Claimed, claim, record
+from gateway.webhooks.deliveries import OUTBOX
 from gateway.webhooks.lanes import POOL, Lanes
+from gateway.webhooks.outbox import (
+    BEGINNING,
+    AttemptResult,
+    Claim,
+    Claimed,
+    GivenUp,
+    Outbox,
+    Outcome,
+)
 from workers.contract.addresses import InvalidUrl, PrivateAddress, pin
 
 log = logging.getLogger(__name__)
@@ -44,7 +56,6 @@ SILENCE: Final = ("timeout", "connect", "tls", "protocol", "name_resolution")
 """Classes of errors that mean that a receiver does not answer; they open its circuit."""
 TIMEOUT_S: Final = 15.0
 """Time limit of one attempt: name resolution, connection, TLS and response headers."""
-POLL_S: Final = 1.0
 BETWEEN_S: Final = 0.05
 """Pause between claims if there are more due deliveries than one claim covers."""
 
@@ -55,27 +66,70 @@ def signing_secret(pepper: bytes, account_id: int) -> str:
     return "whsec_" + base64.b64encode(digest).decode()
 
 
-class Webhooks:
-    """The loop that sends due deliveries."""
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a sender did in one turn, for its metrics."""
+
+    ends: Mapping[tuple[Outcome, str], int]
+    """Deliveries that ended, by outcome and kind."""
+    delays_s: Sequence[float]
+    """Times from the due time of claimed deliveries to their claim."""
+    in_flight: int
+    open_circuits: int
+
+
+class Rejected(Exception):
+    """The receiver refused a delivery for good, with this code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class SendFailed(Exception):
+    """An attempt failed, with this class of error."""
+
+    def __init__(self, error: str) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class Sender:
+    """The loop that sends the due deliveries of an outbox. A subclass sends and counts."""
+
+    poll_s = 1.0
+    """Interval at which an idle loop looks for due deliveries."""
 
     def __init__(
         self,
-        *,
         database: Database,
-        find: Callable[[int, str], Awaitable[OpenRequest | ClosedRequest]],
-        view: Callable[[OpenRequest | ClosedRequest], Mapping[str, Any]],
-        pepper: bytes,
-        private_allowed: bool,
+        outbox: Outbox,
+        *,
+        given_up: Callable[[Connection, Sequence[GivenUp]], None],
     ) -> None:
+        """``given_up`` is called in the transaction that gives deliveries up."""
         self._database = database
-        self._find = find
-        self._view = view
-        self._pepper = pepper
-        self._private_allowed = private_allowed
+        self._outbox = outbox
+        self._given_up = given_up
         self._lanes = Lanes()
         self._results: list[AttemptResult] = []
         self._ended = asyncio.Event()
-        self._after = 0
+        self._after = BEGINNING
+
+    async def send(self, client: httpx.AsyncClient, one: Claimed) -> int:
+        """Send a delivery; return the receiver's code, of which 200 to 299 mean success.
+
+        Raise ``NotFound`` if there is nothing left to send, and ``Rejected``.
+        """
+        raise NotImplementedError
+
+    def count(self, turn: Turn) -> None:
+        """Update metrics after a turn."""
+        raise NotImplementedError
+
+    def observe(self, error: str | None, duration_s: float) -> None:
+        """Update metrics after an attempt."""
+        raise NotImplementedError
 
     async def run(self, beat: Beat = no_beat) -> None:
         """Send due deliveries until cancelled; each one that ends makes room for the next."""
@@ -98,7 +152,7 @@ class Webhooks:
                 for one in claimed.taken:
                     group.create_task(self._deliver(client, one))
                 busy = self._lanes.room_in_all == 0
-                pause_s = POLL_S if busy or not claimed.more else BETWEEN_S
+                pause_s = self.poll_s if busy or not claimed.more else BETWEEN_S
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
                         await self._ended.wait()
@@ -107,17 +161,25 @@ class Webhooks:
         """Record results of attempts and claim due deliveries, in one transaction."""
         self._ended.clear()
         results, lanes = list(self._results), self._lanes.copy()
+        failed = [
+            GivenUp(result.of.account_id, result.of.url, result.of.kind)
+            for result in results
+            if result.outcome == "failed"
+        ]
 
         def turn(connection: Connection) -> Claim:
-            record(connection, results, _now())
-            return claim(connection, lanes, _now(), after=self._after)
+            self._outbox.record(connection, results, _now())
+            claimed = self._outbox.claim(connection, lanes, _now(), after=self._after)
+            if lost := [*failed, *claimed.given_up]:
+                self._given_up(connection, lost)
+            return claimed
 
         try:
             claimed = await self._database.write(turn)
         except SQL_OUTAGE as error:
-            log.warning("could not claim webhooks, retrying: %s", type(error).__name__)
-            await asyncio.sleep(POLL_S)
-            return Claim((), 0, self._after, more=False)
+            log.warning("could not claim deliveries, retrying: %s", type(error).__name__)
+            await asyncio.sleep(self.poll_s)
+            return Claim((), (), self._after, more=False)
         except Exception:
             # Results that cannot be recorded are dropped, or the loop would fail again; their
             # deliveries are due again soon.
@@ -127,16 +189,12 @@ class Webhooks:
         self._after = claimed.after
         for one in claimed.taken:
             self._lanes.start(one.account_id, one.host)
-            metrics.WEBHOOK_DELAY_SECONDS.observe(max(0.0, (_now() - one.due_at).total_seconds()))
-        ends = [result.outcome for result in results]
-        for outcome, number in (
-            ("delivered", ends.count("delivered")),
-            ("gone", ends.count("gone")),
-            ("given_up", ends.count("failed") + claimed.given_up),
-        ):
-            metrics.WEBHOOKS.labels(outcome).inc(number)
-        metrics.WEBHOOKS_IN_FLIGHT.set(self._lanes.in_flight)
-        metrics.WEBHOOK_CIRCUITS.set(self._lanes.open_circuits)
+        ends = Counter(
+            (result.outcome, result.of.kind) for result in results if result.outcome is not None
+        )
+        ends.update(("failed", lost.kind) for lost in claimed.given_up)
+        delays = [max(0.0, (_now() - one.due_at).total_seconds()) for one in claimed.taken]
+        self.count(Turn(ends, delays, self._lanes.in_flight, self._lanes.open_circuits))
         return claimed
 
     async def _deliver(self, client: httpx.AsyncClient, one: Claimed) -> None:
@@ -144,16 +202,18 @@ class Webhooks:
         started_at, started = _now(), time.monotonic()
         code, error, final = None, None, False
         try:
-            code = await self._post(client, one)
+            code = await self.send(client, one)
         except NotFound:
             error, final = "request_gone", True
+        except Rejected as refusal:
+            code, final = refusal.code, True
         except SQL_OUTAGE as outage:
-            log.info("webhook of %s not sent: %s", one.request_id, type(outage).__name__)
+            log.info("delivery %s not sent: %s", one.id, type(outage).__name__)
         except Exception as failure:  # a boundary: a delivery must not end the others
             error = error_class(failure)
             final = error == "invalid_url"
             if error == "internal":
-                log.exception("webhook of %s not delivered", one.request_id)
+                log.exception("delivery %s failed", one.id)
         finally:
             self._lanes.end(one.account_id, one.host)
         duration_s = time.monotonic() - started
@@ -162,24 +222,31 @@ class Webhooks:
             error = None if 200 <= code < 300 or code == 410 else "status"
         elif error in SILENCE:
             self._lanes.failed(one.account_id, one.host, _now())
-        metrics.WEBHOOK_SECONDS.labels(error or "none").observe(duration_s)
+        self.observe(error, duration_s)
         self._results.append(
             AttemptResult(one, started_at, int(duration_s * 1000), code, error, final)
         )
         self._ended.set()
 
-    async def _post(self, client: httpx.AsyncClient, one: Claimed) -> int:
-        found = await self._find(one.account_id, one.request_id)
+
+class Poster:
+    """Posts signed bodies to accounts' URLs."""
+
+    def __init__(self, *, pepper: bytes, private_allowed: bool) -> None:
+        self._pepper = pepper
+        self._private_allowed = private_allowed
+
+    async def post(
+        self, client: httpx.AsyncClient, one: Claimed, event: Mapping[str, Any], *, id: str
+    ) -> int:
+        """Post an event, signed with the secret of its account, and return the status code.
+
+        ``id`` is the same whenever the event is sent again.
+        """
         now = _now()
-        body = _encode(
-            {
-                "type": f"request.{found.status}",
-                "timestamp": now.isoformat().replace("+00:00", "Z"),
-                "data": self._view(found),
-            }
-        )
+        body = _encode(event)
         secret = signing_secret(self._pepper, one.account_id)
-        signature = Webhook(secret).sign(one.request_id, now, body.decode())
+        signature = Webhook(secret).sign(id, now, body.decode())
         async with asyncio.timeout(TIMEOUT_S):
             to = await pin(
                 one.url, private_allowed=self._private_allowed, owner=str(one.account_id)
@@ -192,7 +259,7 @@ class Webhooks:
                 headers={
                     **to.headers,
                     "Content-Type": "application/json",
-                    "webhook-id": one.request_id,
+                    "webhook-id": id,
                     "webhook-timestamp": str(int(now.timestamp())),
                     "webhook-signature": signature,
                 },
@@ -201,8 +268,53 @@ class Webhooks:
                 return response.status_code
 
 
+class Webhooks(Sender):
+    """Sends the webhooks of requests that have ended."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        find: Callable[[int, str], Awaitable[OpenRequest | ClosedRequest]],
+        view: Callable[[OpenRequest | ClosedRequest], Mapping[str, Any]],
+        poster: Poster,
+        given_up: Callable[[Connection, Sequence[GivenUp]], None],
+    ) -> None:
+        super().__init__(database, OUTBOX, given_up=given_up)
+        self._find = find
+        self._view = view
+        self._poster = poster
+
+    async def send(self, client: httpx.AsyncClient, one: Claimed) -> int:
+        found = await self._find(one.account_id, one.id)
+        event = {
+            "type": f"request.{found.status}",
+            "timestamp": timestamp(_now()),
+            "data": self._view(found),
+        }
+        return await self._poster.post(client, one, event, id=one.id)
+
+    def count(self, turn: Turn) -> None:
+        outcomes: tuple[tuple[Outcome, str], ...] = (
+            ("delivered", "delivered"),
+            ("gone", "gone"),
+            ("failed", "given_up"),
+        )
+        for outcome, name in outcomes:
+            metrics.WEBHOOKS.labels(name).inc(turn.ends.get((outcome, ""), 0))
+        for delay_s in turn.delays_s:
+            metrics.WEBHOOK_DELAY_SECONDS.observe(delay_s)
+        metrics.WEBHOOKS_IN_FLIGHT.set(turn.in_flight)
+        metrics.WEBHOOK_CIRCUITS.set(turn.open_circuits)
+
+    def observe(self, error: str | None, duration_s: float) -> None:
+        metrics.WEBHOOK_SECONDS.labels(error or "none").observe(duration_s)
+
+
 def error_class(failure: BaseException) -> str:
     """Return the class of an attempt's error, which is stored and displayed."""
+    if isinstance(failure, SendFailed):
+        return failure.error
     if isinstance(failure, InvalidUrl):
         return "invalid_url"
     if isinstance(failure, PrivateAddress):
@@ -210,13 +322,14 @@ def error_class(failure: BaseException) -> str:
     if isinstance(failure, (TimeoutError, httpx.TimeoutException)):
         return "timeout"
     if isinstance(failure, httpx.ConnectError):
-        return "tls" if _is_tls(failure) else "connect"
+        return "tls" if is_tls(failure) else "connect"
     if isinstance(failure, httpx.HTTPError):
         return "protocol"
     return "name_resolution" if isinstance(failure, OSError) else "internal"
 
 
-def _is_tls(failure: BaseException) -> bool:
+def is_tls(failure: BaseException) -> bool:
+    """Whether TLS caused a failure."""
     cause: BaseException | None = failure
     while cause is not None:
         if isinstance(cause, ssl.SSLError):

@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import ssl
-import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -448,32 +447,6 @@ async def test_address_names_the_database_and_the_user() -> None:
 
         for each in (admin, named, nobody, default):
             await each.aclose()
-
-
-@pytest.fixture(scope="session")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with an authority ``ca``, and ``server`` and ``client`` signed by it."""
-    home = tmp_path_factory.mktemp("tls")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=home, check=True, capture_output=True)
-
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    for name in ("ca", "stranger"):
-        openssl(
-            *("req", "-x509", *key, "-days", "2", "-subj", f"/CN={name}"),
-            *("-keyout", f"{name}.key", "-out", f"{name}.pem"),
-        )
-    (home / "names").write_text("subjectAltName=IP:127.0.0.1")
-    for name in ("server", "client"):
-        openssl(
-            "req", *key, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr"
-        )
-        openssl(
-            *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key"),
-            *("-CAcreateserial", "-days", "2", "-extfile", "names", "-out", f"{name}.pem"),
-        )
-    return home
 
 
 @contextlib.asynccontextmanager

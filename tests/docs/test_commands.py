@@ -25,6 +25,7 @@ NOT_RUN: Final = {
     "pip install openapi-python-client": "downloads; the tests' dependencies have it",
     "openapi-python-client generate ": "tests/trust/test_openapi_is_true.py runs it",
     "docker compose up ": "needs a container runtime",
+    "tollgate notices add acme --email ": "needs a mail server",
     "tollgate-worker --catalog catalog.yaml --device cuda:0 ": "needs a GPU",
 }
 """Commands, or their beginnings, that are not run here, each with the reason."""

@@ -55,6 +55,7 @@ class Installation:
         self.ends = (datetime.now(UTC) + timedelta(days=9)).isoformat()
         self.request = self._request(self.customer)
         self.budget = 0
+        self.subscription = 0
         with self._database() as database, database.transaction() as connection:
             add_note(connection, "outcome", self.name, "a test")
             add_note(connection, "outcome", f"{self.name}-2", "a test")
@@ -288,6 +289,28 @@ CALLS: dict[str, list[tuple[str, Call]]] = {
             ),
         )
     ],
+    "AddNoticeSubscription": [
+        (
+            "notice.subscribe",
+            lambda i: (
+                "POST",
+                "/v1/admin/notices/subscriptions",
+                {"account": i.name, "url": f"http://127.0.0.1:9/{i.name}"},
+            ),
+        )
+    ],
+    "TestNoticeSubscription": [
+        (
+            "notice.test",
+            lambda i: ("POST", f"/v1/admin/notices/subscriptions/{i.subscription}/test", None),
+        )
+    ],
+    "RemoveNoticeSubscription": [
+        (
+            "notice.unsubscribe",
+            lambda i: ("DELETE", f"/v1/admin/notices/subscriptions/{i.subscription}", None),
+        )
+    ],
     "RedeliverWebhookOfAny": [
         ("webhook.resend", lambda i: ("POST", f"/v1/admin/requests/{i.request}/redeliver", None))
     ],
@@ -321,6 +344,8 @@ def test_every_administrative_route_records_its_act(stack: Stack) -> None:
             assert answer.headers["x-request-id"] == call_id
             if name == "CreateBudget":
                 installation.budget = answer.json()["id"]
+            if name == "AddNoticeSubscription":
+                installation.subscription = answer.json()["id"]
             found = admin.get("/v1/admin/audit", params={"call_id": call_id}).json()["data"]
             assert [event["act"] for event in found] == [act], name
             (event,) = found

@@ -18,6 +18,9 @@ from gateway.audit_log import Author, record
 from gateway.ids import first_request_id
 from gateway.leases import Lease
 from gateway.ledger.holds import hold
+from gateway.notices.kinds import Notice
+from gateway.notices.store import publish
+from gateway.notices.subscriptions import subscribe
 from gateway.retention.clearing import Retention
 from gateway.retention.kinds import all_kinds
 from gateway.retention.metadata import REQUESTS
@@ -96,6 +99,9 @@ def row_of_each_kind(books: Books) -> None:
         connection.execute(insert(voice_recordings).values(**account, **recording, created_at=OLD))
         connection.execute(insert(batches).values(**account, **batch, created_at=OLD))
         connection.execute(update(webhook_deliveries).values(outcome="gone", ended_at=OLD))
+        subscribe(connection, books.account.id, "mailto:ann@example.com", None)
+        told = Notice("k", books.account.id, "key.expired", "key 1", "Expired", "Expired.", {})
+        publish(connection, [told, replace(told, key="l", lasting=True)], now=OLD)
         record(connection, Author("ann", "cli"), "catalog.load", "old", now=OLD)
 
 
@@ -145,7 +151,7 @@ async def test_one_process_clears_at_a_time(books: Books, tmp_path: Path) -> Non
     cleared = await retention(books, tmp_path).clear_due()
 
     assert cleared is not None
-    assert len(cleared) == 9
+    assert len(cleared) == 10
 
 
 async def test_a_kind_that_fails_stops_no_other(books: Books, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from gateway.api.admin.erasure import ErasureController
 from gateway.api.admin.keys import KeysController
 from gateway.api.admin.limits import AdminLimitsController
 from gateway.api.admin.maintenance import AdminController
+from gateway.api.admin.notices import AdminNoticesController
 from gateway.api.admin.periods import AdminPeriodsController
 from gateway.api.admin.prices import PricesController
 from gateway.api.admin.set_aside import SetAsideController
@@ -30,4 +31,5 @@ HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (
     AuditController,
     UsersController,
     ErasureController,
+    AdminNoticesController,
 )

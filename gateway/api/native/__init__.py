@@ -1,4 +1,4 @@
-"""The native API: requests of every task, receipts, usage, limits, uploads and webhooks."""
+"""The native API: requests of every task, receipts, usage, limits, uploads, webhooks, notices."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gateway.api.native.exports import ExportsController
 from gateway.api.native.ledger import LedgerController
 from gateway.api.native.limits import LimitsController
 from gateway.api.native.lists import ListsController
+from gateway.api.native.notices import NoticesController
 from gateway.api.native.payments import PaymentsController, ProviderEventsController
 from gateway.api.native.requests import RequestsController
 from gateway.api.native.statements import StatementsController
@@ -29,6 +30,7 @@ HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (
     LedgerController,
     LimitsController,
     ListsController,
+    NoticesController,
     PaymentsController,
     ProviderEventsController,
     StatementsController,

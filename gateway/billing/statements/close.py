@@ -35,6 +35,8 @@ from gateway.ledger.periods import (
     utc_now,
 )
 from gateway.ledger.transfers import add_credit
+from gateway.notices.books import month_closed, statement_ready
+from gateway.notices.store import publish
 from gateway.pricing import NANOS_MAX, NANOS_PER_CENT, format_usd
 from gateway.sql.database import Database, exact_sum, upsert
 from gateway.tables.core import (
@@ -236,7 +238,16 @@ def issue(
         if known.kind == "invoice":
             return known
     _write(connection, made, made.lines, kind="invoice", actor=actor, now=now)
-    return invoices_of(connection, made.account_id, made.month)[-1]
+    issued = invoices_of(connection, made.account_id, made.month)[-1]
+    ready = statement_ready(
+        made.account_id,
+        made.account,
+        made.month,
+        invoice=issued.number,
+        total_cents=issued.total_cents,
+    )
+    publish(connection, [ready])
+    return issued
 
 
 def credit_note(
@@ -351,6 +362,12 @@ def _seal(connection: Connection, sealed: BillingPeriod, author: Author) -> None
             "sha256": sealed.sha256,
         }
         record(connection, author, "period.close", f"month {sealed.month}", after=after)
+        told = month_closed(
+            sealed.month,
+            receipts=sealed.receipts or 0,
+            charge_nanos=sealed.charge_nanos or 0,
+        )
+        publish(connection, [told])
 
 
 def _moved_in(connection: Connection, month: str) -> list[int]:

@@ -1,0 +1,1 @@
+"""Notices: what accounts and the operator are told, by webhook and by mail."""
