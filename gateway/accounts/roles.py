@@ -63,7 +63,7 @@ AREAS: Final[Mapping[Area, Mapping[Role, Right]]] = {
     "notices": _rights("write", "write", "read"),
     "set_aside": _rights("write", "read", "read"),
     "audit": _rights("read", "read", "read"),
-    "erasure": _rights("write", "", ""),
+    "erasure": _rights("write", "", "read"),
 }
 """What each role may do: ``write`` includes ``read``."""
 
