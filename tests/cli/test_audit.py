@@ -16,6 +16,7 @@ from sqlalchemy import insert
 from gateway.__main__ import cli
 from gateway.aside import add_note
 from gateway.audit_log import AuditEvent, AuditFilter, list_events
+from gateway.billing.usage.rollups import build_hour
 from gateway.commands.terminal import subcommands
 from gateway.ledger.holds import hold
 from gateway.ledger.prices import put_in_force
@@ -28,6 +29,8 @@ from tests.stack import CATALOG
 READING = {
     "account list",
     "account show",
+    "archive list",
+    "archive verify",
     "aside list",
     "audit export",
     "audit list",
@@ -81,6 +84,8 @@ ACTING: dict[str, tuple[str, str]] = {
     "catalog price end": ("echo --account acme --from 2099-02-01T00:00Z", "price.end"),
     "catalog price cancel": ("echo --account acme --from 2099-02-01T00:00Z", "price.cancel"),
     "period close": ("{month}", "period.close"),
+    "archive month": ("{month}", "period.archive"),
+    "archive restore": ("{month}", "period.restore"),
     "invoice credit": ("{invoice} 0.01", "invoice.credit"),
     "rebate set": ("acme 1000=5", "rebate.set"),
     "reconcile": ("--rebuild", "ledger.rebuild"),
@@ -173,18 +178,19 @@ def test_every_command_that_changes_something_records_its_act(
 
         new = [event for event in shell.events() if event.id not in seen]
         seen |= {event.id for event in new}
-        assert [event.act for event in new] == [act], name
-        (event,) = new
-        assert (event.actor, event.origin, event.key_id) == ("ann", "cli", None)
-        assert event.reason == ("because" if more else ""), name
-        assert event.before is not None or event.after is not None
+        # An archive is recorded when it is verified, and when the month's rows are removed.
+        assert [event.act for event in new] == [act] * (2 if name == "archive month" else 1), name
+        for event in new:
+            assert (event.actor, event.origin, event.key_id) == ("ann", "cli", None)
+            assert event.reason == ("because" if more else ""), name
+            assert event.before is not None or event.after is not None
         if name == "migrate":
             known["request"] = _furnish(shell, known["invoice"])
 
     listed = shell.run("audit list", "--act account.change")
     assert "allowance 0 → 5" in listed
     shell.run("audit export", f"-o {home / 'audit.jsonl'}")
-    assert len((home / "audit.jsonl").read_text().splitlines()) == len(ACTING)
+    assert len((home / "audit.jsonl").read_text().splitlines()) == len(seen)
 
 
 def test_author_of_commands_can_come_from_the_environment(
@@ -222,6 +228,8 @@ def _furnish(shell: Shell, invoice: str) -> str:
         books.settle(done(placed.request_id))
         with database.transaction() as connection:
             put_in_force(connection, "echo", Price((Component("request", 1),)), datetime.now(UTC))
+            # A gateway that runs would have built the hourly sums of the month to be archived.
+            build_hour(connection, datetime(2020, 1, 31, 23, tzinfo=UTC))
             add_note(connection, "outcome", "one", "a test")
             add_note(connection, "outcome", "two", "a test")
             connection.execute(

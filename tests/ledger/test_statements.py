@@ -21,7 +21,10 @@ from gateway.tables.core import holds as holds_table
 from tests.ledger.books import open_books
 
 STATEMENTS: Mapping[str, tuple[CompiledStatement, dict[str, Any]]] = {
-    "lock of balances": (balances._LOCK, {"new": ["a"], "keys": [1, 2], "open": ["b"]}),
+    "lock of balances": (
+        balances._LOCK,
+        {"new": ["a"], "new_first": "a", "new_last": "a", "keys": [1, 2], "open": ["b"]},
+    ),
     "lock of accounts": (locks._LOCK_ACCOUNTS, {"ids": [1, 2]}),
     "known requests": (holds._KNOWN, {"ids": ["a", "b"]}),
     "idempotency key": (holds._EARLIER, {"account": 1, "name": "a"}),
