@@ -25,6 +25,9 @@ NOT_RUN: Final = {
     "pip install openapi-python-client": "downloads; the tests' dependencies have it",
     "openapi-python-client generate ": "tests/trust/test_openapi_is_true.py runs it",
     "docker compose up ": "needs a container runtime",
+    "tollgate archive 2026-03": "needs a month that has ended; tests/archive has one",
+    "tollgate archive verify ": "the same",
+    "tollgate archive restore ": "the same",
     "tollgate notices add acme --email ": "needs a mail server",
     "tollgate-worker --catalog catalog.yaml --device cuda:0 ": "needs a GPU",
 }
