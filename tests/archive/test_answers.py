@@ -20,6 +20,7 @@ from gateway.errors import Conflict, Gone, InvalidRequest, NotFound, Unavailable
 from gateway.ledger.receipts import Receipt
 from gateway.operations import credit
 from gateway.operations.credit import RefundBody, TransferView
+from gateway.operations.periods import rebuild_rollups
 from gateway.requests.lookup import Lookup, RequestFilter
 from gateway.retention.erasure import Target, check_target
 from tests.archive.months import APRIL, AUTHOR, LATE, MARCH, MONTH, Month
@@ -155,8 +156,6 @@ def test_lists_name_the_months_that_they_lack(one_march: Month) -> None:
 
 
 def test_rollups_of_an_archived_month_are_not_rebuilt(one_march: Month) -> None:
-    from gateway.operations.ledger import rebuild_rollups
-
     one_march.archive()
 
     with one_march.database.transaction() as connection:
