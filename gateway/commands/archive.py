@@ -47,7 +47,7 @@ def archive() -> None:
 
 
 @archive.command(
-    "month", epilog=example("tollgate archive 2026-03", "tollgate archive 2026-03 --dry-run")
+    "month", epilog=example("tollgate archive 2026-03", "tollgate archive month 2026-03 --dry-run")
 )
 @click.argument("month", metavar="YYYY-MM")
 @click.option("--keep", is_flag=True, help="Write and verify the files; remove nothing.")
