@@ -22,6 +22,7 @@ from sqlalchemy import (
 from gateway.tables.audit import audit_events
 from gateway.tables.batches import batches, file_reservations
 from gateway.tables.core import accounts, budgets, idempotency, keys
+from gateway.tables.notices import notice_subscriptions, notices
 from gateway.tables.retention import erasures
 from gateway.tables.users import members, users
 
@@ -143,6 +144,19 @@ PARTS: Final = (
         lambda connection, _, ids: connection.execute(
             update(budgets).where(budgets.c.id.in_(ids)).values(name="")
         ),
+    ),
+    Part(
+        "notice_subscriptions",
+        lambda id: select(notice_subscriptions.c.id).where(notice_subscriptions.c.account_id == id),
+        lambda connection, _, ids: connection.execute(
+            delete(notice_subscriptions).where(notice_subscriptions.c.id.in_(ids))
+        ),
+    ),
+    Part(
+        "notices",
+        lambda id: select(notices.c.id).where(notices.c.account_id == id),
+        # With their deliveries and attempts.
+        lambda connection, _, ids: connection.execute(delete(notices).where(notices.c.id.in_(ids))),
     ),
     Part("users", _only_members, _erase_users),
     # Those who have a role elsewhere remain users.

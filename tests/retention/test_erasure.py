@@ -22,6 +22,9 @@ from gateway.ledger.holds import hold
 from gateway.ledger.periods import month_of
 from gateway.ledger.reconcile import reconcile
 from gateway.ledger.settle import Settlement
+from gateway.notices.kinds import Notice
+from gateway.notices.store import publish_to
+from gateway.notices.subscriptions import subscribe
 from gateway.operations import users as user_operations
 from gateway.operations.retention import ErasureBody, erase
 from gateway.operations.users import MemberBody, UserBody
@@ -73,6 +76,9 @@ class Person:
                     status="completed", created_at=now, expires_at=now, ended_at=now,
                 )
             )  # fmt: skip
+            subscription = subscribe(connection, self.id, f"mailto:{ANN}@example.com", None)
+            told = Notice("key", self.id, "budget.passed", "budget 1", f"{ANN}'s budget", ANN, {})
+            publish_to(connection, subscription, told)
             email = f"{ANN}@example.com"
             user_operations.create(connection, OPERATOR, UserBody(name=ANN, email=email))
             body = MemberBody(role="owner")
@@ -153,7 +159,8 @@ async def test_everything_personal_of_an_account_goes_and_its_money_stays(
     named = person.where_named()
     assert named >= {
         "accounts", "audit_events", "batches", "blobs", "budgets", "files", "idempotency", "keys",
-        "outputs", "receipts", "users", "voice_recordings", "webhook_deliveries",
+        "notice_deliveries", "notice_subscriptions", "notices", "outputs", "receipts", "users",
+        "voice_recordings", "webhook_deliveries",
     }  # fmt: skip
     with pytest.raises(Conflict, match="close it first"):
         await person.erase(account=ANN)
