@@ -71,7 +71,7 @@ def test_schemathesis_finds_nothing(stack: Stack, tmp_path: Path, scopes: tuple[
         "--suppress-health-check=all",
         "--warnings=off",
         "--no-color",
-        "--workers=2",
+        "--workers=1",
     ]
 
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
