@@ -270,16 +270,16 @@ class Archiver:
                 for part in chunks(charges, self._sizes.batch):
                     await self._bring_back(Rows(month, transfers=part))
         for file in manifest.of("receipts"):
+            pages = [
+                page
+                for each in manifest.of("receipt_steps")
+                if str(each.first) <= str(file.last) and str(file.first) <= str(each.last)
+                for page in await read_file(self._blobs, each)
+            ]
             for group in await read_file(self._blobs, file):
                 for part in chunks(group.to_pylist(), self._sizes.batch):
                     ids = [row["request_id"] for row in part]
-                    steps = [
-                        row
-                        for each in manifest.of("receipt_steps")
-                        if str(each.first) <= ids[-1] and ids[0] <= str(each.last)
-                        for page in await read_file(self._blobs, each)
-                        for row in matching(page, "request_id", ids)
-                    ]
+                    steps = [row for page in pages for row in matching(page, "request_id", ids)]
                     await self._bring_back(Rows(month, receipts=part, receipt_steps=steps))
 
     async def _bring_back(self, rows: Rows) -> None:

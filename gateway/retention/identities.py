@@ -8,8 +8,10 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from sqlalchemy import (
+    Column,
     Connection,
     Select,
+    Table,
     delete,
     func,
     insert,
@@ -116,19 +118,22 @@ def _with_label(account_id: int) -> Select[Any]:
     )
 
 
+def _deleted(table: Table, id: Column[Any]) -> Part:
+    """Return the rows of a table that belong to an account, which are deleted by their id."""
+    return Part(
+        table.name,
+        lambda account_id: select(id).where(table.c.account_id == account_id),
+        lambda connection, _, ids: connection.execute(delete(table).where(id.in_(ids))),
+    )
+
+
 PARTS: Final = (
     Part(
         "idempotency_keys",
         lambda id: select(idempotency.c.key).where(idempotency.c.account_id == id),
         _delete_keys,
     ),
-    Part(
-        "file_reservations",
-        lambda id: select(file_reservations.c.file_id).where(file_reservations.c.account_id == id),
-        lambda connection, _, ids: connection.execute(
-            delete(file_reservations).where(file_reservations.c.file_id.in_(ids))
-        ),
-    ),
+    _deleted(file_reservations, file_reservations.c.file_id),
     Part(
         "batches",
         lambda id: select(batches.c.id).where(
@@ -145,19 +150,9 @@ PARTS: Final = (
             update(budgets).where(budgets.c.id.in_(ids)).values(name="")
         ),
     ),
-    Part(
-        "notice_subscriptions",
-        lambda id: select(notice_subscriptions.c.id).where(notice_subscriptions.c.account_id == id),
-        lambda connection, _, ids: connection.execute(
-            delete(notice_subscriptions).where(notice_subscriptions.c.id.in_(ids))
-        ),
-    ),
-    Part(
-        "notices",
-        lambda id: select(notices.c.id).where(notices.c.account_id == id),
-        # With their deliveries and attempts.
-        lambda connection, _, ids: connection.execute(delete(notices).where(notices.c.id.in_(ids))),
-    ),
+    _deleted(notice_subscriptions, notice_subscriptions.c.id),
+    # With their deliveries and attempts.
+    _deleted(notices, notices.c.id),
     Part("users", _only_members, _erase_users),
     # Those who have a role elsewhere remain users.
     Part(
