@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, text
 
+from gateway.checks.months import month_of, next_month, span_of
 from gateway.ids import first_request_id
 
 LOCK_S: Final = 0.5
@@ -111,9 +112,9 @@ def missing_months(connection: Connection, now: datetime) -> list[str]:
     """List the months for which ``create_ahead`` would create a partition."""
     if not is_partitioned(connection):
         return []
-    months = [_month_of(now)]
+    months = [month_of(now)]
     for _ in range(MONTHS_AHEAD):
-        months.append(_next(months[-1]))
+        months.append(next_month(months[-1]))
     last = months[-1]
     missing = set()
     for table in PARTITIONED:
@@ -126,10 +127,10 @@ def missing_months(connection: Connection, now: datetime) -> list[str]:
         if not known:
             continue
         newest, exists = max(known)
-        month = _next(newest) if exists else newest
+        month = next_month(newest) if exists else newest
         while month <= last:
             missing.add(month)
-            month = _next(month)
+            month = next_month(month)
     return sorted(missing)
 
 
@@ -209,7 +210,7 @@ def _create(connection: Connection, partition: Partition) -> None:
 def _attach(connection: Connection, partition: Partition) -> None:
     table, name = partition.table, partition.name
     key, value_at = _KEYS[table]
-    start, end = value_at(_start(partition.month)), value_at(_start(_next(partition.month)))
+    start, end = map(value_at, span_of(partition.month))
     rows = f"FROM {table}_default WHERE {key} >= '{start}' AND {key} < '{end}'"
     strays = connection.exec_driver_sql(f"SELECT EXISTS (SELECT {rows})").scalar_one()
     if strays:
@@ -239,15 +240,3 @@ def _wait_briefly(connection: Connection) -> None:
 
 def _run(connection: Connection, statement: str) -> None:
     connection.exec_driver_sql(statement)
-
-
-def _month_of(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y-%m")
-
-
-def _start(month: str) -> datetime:
-    return datetime.strptime(month, "%Y-%m").replace(tzinfo=UTC)
-
-
-def _next(month: str) -> str:
-    return _month_of(_start(month) + timedelta(days=31))

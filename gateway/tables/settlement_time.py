@@ -13,6 +13,7 @@ from typing import Final
 
 from sqlalchemy import Column, ColumnElement, Connection, MetaData, String, Table, or_, select
 
+from gateway.checks.months import month_of
 from gateway.ids import first_request_id
 from gateway.sql.partitions import is_partitioned
 from gateway.tables.core import RequestKey, receipts
@@ -45,16 +46,11 @@ def settled_within(
     if not is_partitioned(connection):
         return conditions
     known = select(_bounds.c.first_id, _bounds.c.last_id).where(
-        _bounds.c.month >= _month_of(starts_at)
+        _bounds.c.month >= month_of(starts_at)
     )
     usual = id >= first_request_id(max(starts_at, _EPOCH) - LAG)
     if ends_at is not None:
-        known = known.where(_bounds.c.month <= _month_of(ends_at))
+        known = known.where(_bounds.c.month <= month_of(ends_at))
         usual &= id < first_request_id(min(ends_at, _END) + LEAD)
     unusual = [id.between(first, last) for first, last in connection.execute(known)]
     return [*conditions, or_(usual, *unusual)]
-
-
-def _month_of(moment: datetime) -> str:
-    utc = moment.astimezone(UTC)
-    return f"{utc.year:04d}-{utc.month:02d}"
