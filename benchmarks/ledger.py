@@ -115,9 +115,14 @@ def open_books(engine: Engine, count: int) -> Books:
             owners.append((account.id, key.id))
         price = Price((Component("input_token", 20), Component("output_token", 80)))
         price_id = put_in_force(connection, "bench", price, datetime.now(UTC))
+    return Books(engine, owners, price_id, chat())
+
+
+def chat() -> bytes:
+    """Encode the job of each request."""
     input = {"messages": [{"role": "user", "content": "hello " * 20}]}
     job = Job(RequestId("req_" + "0" * 32), "1", "bench", "text-generation", input, LIMITS)
-    return Books(engine, owners, price_id, encode(job))
+    return encode(job)
 
 
 def run(books: Books, size: int, *, hot: bool) -> Figure:

@@ -11,7 +11,8 @@ import asyncio
 import os
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +24,7 @@ from gateway.accounts.accounts import create_account
 from gateway.accounts.keys import create_key
 from gateway.aside import Aside
 from gateway.dispatch.enqueue import Dispatch
+from gateway.ledger.concurrency import recount
 from gateway.ledger.prices import put_in_force
 from gateway.pricing import Component, Price
 from gateway.requests.sweep import Sweeper
@@ -62,7 +64,25 @@ def main() -> None:
 async def measure(name: str, url: str) -> None:
     migrate(url)
     database = Database(url)
-    fill(database)
+    fill_holds(database)
+    try:
+        async with started(database) as (sweeper, redis, dispatch):
+            await timed(f"{name}: first sweep, an empty queue", sweeper.turn)
+            await timed(f"{name}: steady", sweeper.turn)
+            await timed(f"{name}: steady", sweeper.turn)
+            await redis.delete("gq:sweep")
+            await timed(f"{name}: all checked, none lost", sweeper.turn)
+            await timed(
+                f"{name}: every hold with its job, as previously",
+                lambda: previous_sweep(database, dispatch),
+            )
+    finally:
+        await database.close()
+
+
+@asynccontextmanager
+async def started(database: Database) -> AsyncIterator[tuple[Sweeper, Redis, Dispatch]]:
+    """Start a queue server, which is empty, and a sweeper of it."""
     with tempfile.TemporaryDirectory(prefix="tg-") as directory:
         socket = Path(directory) / "s"
         command = arguments(find_server(), home=Path(directory), socket=socket)
@@ -71,37 +91,23 @@ async def measure(name: str, url: str) -> None:
         )
         await wait_until_up(socket, process)
         redis = connect(f"unix://{socket}")
+        settings = Settings()
+        dispatch = Dispatch(redis, "bench", settings=settings)
+        sweeper = Sweeper(
+            database=database,
+            redis=redis,
+            dispatch=dispatch,
+            settler=cast(Any, None),
+            flows=cast(Any, NoFlows()),
+            aside=Aside(database),
+            settings=settings,
+        )
         try:
-            await sweeps(name, database, redis)
+            yield sweeper, redis, dispatch
         finally:
             await redis.aclose()
             process.kill()
             await process.wait()
-            await database.close()
-
-
-async def sweeps(name: str, database: Database, redis: Redis) -> None:
-    settings = Settings()
-    dispatch = Dispatch(redis, "bench", settings=settings)
-    sweeper = Sweeper(
-        database=database,
-        redis=redis,
-        dispatch=dispatch,
-        settler=cast(Any, None),
-        flows=cast(Any, NoFlows()),
-        aside=Aside(database),
-        settings=settings,
-    )
-
-    async def every_hold_with_its_job() -> int:
-        return await previous_sweep(database, dispatch)
-
-    await timed(f"{name}: first sweep, an empty queue", sweeper.turn)
-    await timed(f"{name}: steady", sweeper.turn)
-    await timed(f"{name}: steady", sweeper.turn)
-    await redis.delete("gq:sweep")
-    await timed(f"{name}: all checked, none lost", sweeper.turn)
-    await timed(f"{name}: every hold with its job, as previously", every_hold_with_its_job)
 
 
 async def previous_sweep(database: Database, dispatch: Dispatch) -> int:
@@ -139,7 +145,7 @@ async def timed(what: str, do: Callable[[], Awaitable[Any]]) -> None:
     print(f"  {what:<55} {wall:8.2f} s   processor {processor:7.2f} s")
 
 
-def fill(database: Database) -> None:
+def fill_holds(database: Database) -> None:
     """Create open requests of the last hour, each with a chat of 1 KiB."""
     now = datetime.now(UTC)
     start_ms = int((now - timedelta(hours=1)).timestamp() * 1000)
@@ -173,3 +179,5 @@ def fill(database: Database) -> None:
             )
         with database.transaction() as connection:
             connection.execute(insert(holds), rows)
+    with database.transaction() as connection:
+        recount(connection, [account.id])

@@ -167,6 +167,11 @@ def render_market() -> str:
             f"{tasks}; ${format_usd(contract.price)} a request, "
             f"{expected.least} to {expected.most} s. {'. '.join(contract.strengths)}."
         )
+        if (cost := contract.presumed_cost) is not None:
+            per = "" if cost.per == 1 else f"{cost.per:,} "
+            plural = "s" if cost.per > 1 else ""
+            unit = cost.unit.replace("video_second", "second of video")
+            lines += ["", f"Presumed cost: ${format_usd(cost.amount)} per {per}{unit}{plural}."]
         lines += ["", "| parameter | vendor's name | accepted | default | a guess |"]
         lines += ["| --- | --- | --- | --- | --- |"]
         for one in contract.parameters:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import signal
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -19,6 +20,7 @@ from litestar.openapi.spec import Components, SecurityScheme, Tag
 from gateway.accounts.key_uses import KeyUses
 from gateway.accounts.pepper import read_pepper
 from gateway.accounts.rates import Rates
+from gateway.accounts.visitors import Visitors
 from gateway.api import admin, elevenlabs, gmi, native, openai, openrouter
 from gateway.api.front import FrontPageController
 from gateway.api.health import HealthController
@@ -65,6 +67,7 @@ from gateway.scheduled import (
     partition_tasks,
     reconciliation_tasks,
     recount_tasks,
+    upstream_tasks,
     usage_tasks,
 )
 from gateway.settings import Settings
@@ -94,7 +97,9 @@ def create_app(settings: Settings) -> Litestar:
             stack.push_async_callback(database.close)
             redis = connect(settings.queue_url)
             stack.push_async_callback(redis.aclose)
-            live = await LiveCatalog.open(settings.catalog, database)
+            live = await LiveCatalog.open(
+                settings.catalog, database, hour_nanos=settings.gpu_hour_nanos
+            )
             pepper = read_pepper(settings)
             rates = Rates(redis, namespace=settings.namespace)
             blobs = Blobs(settings.blobs, bytes_max=2**40)
@@ -148,7 +153,9 @@ def create_app(settings: Settings) -> Litestar:
                 grace_s=settings.shutdown_grace_s,
             )
             poster = Poster(pepper=pepper, private_allowed=settings.webhook_private_addresses)
-            notices = NoticeSender(database, poster=poster, mailer=mailer_of(settings))
+            notices = NoticeSender(
+                database, poster=poster, mailer=mailer_of(settings), pepper=pepper
+            )
             requests = Requests(
                 settings=settings,
                 database=database,
@@ -192,6 +199,7 @@ def create_app(settings: Settings) -> Litestar:
                 payment_provider=payment_provider(settings),
                 eraser=Eraser(database, blobs, EventLog(redis, namespace=settings.namespace)),
                 access=Access(database, pepper=pepper, uses=uses),
+                visitors=Visitors(settings.public_catalog_per_minute),
             )
             app.state.services = services
             chores = Scheduler(
@@ -203,6 +211,7 @@ def create_app(settings: Settings) -> Litestar:
                     *aside_tasks(database),
                     *notice_tasks(database, credit_low_nanos=settings.notice_credit_low_nanos),
                     *recount_tasks(database),
+                    *upstream_tasks(database, live, os.environ),
                     *partition_tasks(database),
                     *reconciliation_tasks(database, services.payment_provider),
                     *(close_tasks(database) if settings.close_months else ()),

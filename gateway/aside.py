@@ -31,16 +31,17 @@ from gateway.tables.set_aside import set_aside
 
 log = logging.getLogger(__name__)
 
-Kind: TypeAlias = Literal["request", "outcome", "batch", "price"]
+Kind: TypeAlias = Literal["request", "outcome", "batch", "price", "result"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 """``request``: an open request whose job or steps cannot be read. ``outcome``: one that could not
 be booked. ``batch``: a batch whose run fails repeatedly. ``price``: a price row that cannot be
-read, so that its model is not for sale."""
+read, so that its model is not for sale. ``result``: one that an upstream charges, but that could
+not be read; it is kept with its content."""
 NOTED_S: Final = 30.0
 """Minimum interval between two updates of the note on one row."""
 NOTED_MAX: Final = 10_000
 KEPT: Final = timedelta(days=30)
-"""Retention of notes on outcomes, which are not deleted for any other reason."""
+"""Retention of notes on outcomes and results, which are not deleted for any other reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,9 @@ class Note:
     times: int
     first_at: datetime
     last_at: datetime
+
+
+_NOTE: Final = [set_aside.c[name] for name in Note.__dataclass_fields__]
 
 
 class Aside:
@@ -82,6 +86,12 @@ class Aside:
             lambda connection: add_note(connection, kind, name, reason)
         )
 
+    async def keep(self, name: str, reason: str, content: str) -> int:
+        """Keep a result that could not be read; return how often it has been kept so far."""
+        return await self._database.write(
+            lambda connection: add_note(connection, "result", name, reason, content)
+        )
+
     async def forget(self, kind: Kind, name: str) -> None:
         """Delete the note on a row that was processed after all."""
         if self._noted.pop((kind, name), None) is not None:
@@ -97,11 +107,19 @@ def describe(error: BaseException | str) -> str:
     return f"{type(cause).__name__}: {cause}".split("\n", 1)[0].replace("\0", "")[:500]
 
 
-def add_note(connection: Connection, kind: Kind, name: str, reason: str) -> int:
+def add_note(
+    connection: Connection, kind: Kind, name: str, reason: str, content: str | None = None
+) -> int:
     """Create or update a note; return how often the row has been set aside."""
     now = datetime.now(UTC)
     made = upsert(connection, set_aside).values(
-        kind=kind, name=name[:255], reason=reason, times=1, first_at=now, last_at=now
+        kind=kind,
+        name=name[:255],
+        reason=reason[:500],
+        times=1,
+        first_at=now,
+        last_at=now,
+        content=content,
     )
     times = made.on_conflict_do_update(
         index_elements=["kind", "name"],
@@ -118,14 +136,21 @@ def delete_note(connection: Connection, kind: Kind, name: str) -> bool:
 
 def list_notes(connection: Connection, *, limit: int) -> list[Note]:
     """List notes, newest first."""
-    query = select(set_aside).order_by(set_aside.c.last_at.desc()).limit(limit)
+    query = select(*_NOTE).order_by(set_aside.c.last_at.desc()).limit(limit)
     return [Note(**row) for row in connection.execute(query).mappings()]
 
 
 def find_note(connection: Connection, kind: Kind, name: str) -> Note | None:
-    query = select(set_aside).where(set_aside.c.kind == kind, set_aside.c.name == name)
+    query = select(*_NOTE).where(set_aside.c.kind == kind, set_aside.c.name == name)
     row = connection.execute(query).mappings().first()
     return None if row is None else Note(**row)
+
+
+def read_content(connection: Connection, kind: Kind, name: str) -> str | None:
+    """Return what is kept of a result."""
+    query = select(set_aside.c.content).where(set_aside.c.kind == kind, set_aside.c.name == name)
+    content: str | None = connection.execute(query).scalar()
+    return content
 
 
 def count_notes(connection: Connection) -> dict[str, int]:
@@ -144,6 +169,7 @@ def delete_obsolete_notes(connection: Connection, now: datetime) -> None:
         ("request", ~open_hold.exists()),
         ("batch", ~running.exists()),
         ("outcome", set_aside.c.last_at < now - KEPT),
+        ("result", set_aside.c.last_at < now - KEPT),
     )
     connection.execute(
         delete(set_aside).where(

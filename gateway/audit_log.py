@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from sqlalchemy import ColumnElement, Connection, delete, insert, select
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, select
 
 from gateway.checks.entered import NAME_MAX, REASON_MAX, check_text
 from gateway.ids import new_id
@@ -52,8 +52,13 @@ Act: TypeAlias = Literal[
     "user.change",
     "member.set",
     "member.remove",
+    "organisation.create",
+    "organisation.change",
+    "organisation.add",
+    "organisation.remove",
     "webhook.resend",
     "notice.subscribe",
+    "notice.confirm",
     "notice.unsubscribe",
     "notice.test",
     "set_aside.retry",
@@ -122,7 +127,8 @@ class AuditFilter:
     ends_at: datetime | None = None
     acts: Collection[Act] | None = None
 
-    def conditions(self) -> list[ColumnElement[bool]]:
+    def conditions(self, moment: ColumnElement[datetime]) -> list[ColumnElement[bool]]:
+        """Return the conditions; ``moment`` is the time of an event."""
         named = {
             "account_id": self.account_id,
             "actor": self.actor,
@@ -135,9 +141,9 @@ class AuditFilter:
             audit_events.c[name] == value for name, value in named.items() if value is not None
         ]
         if self.starts_at is not None:
-            found.append(audit_events.c.at >= self.starts_at)
+            found.append(moment >= self.starts_at)
         if self.ends_at is not None:
-            found.append(audit_events.c.at < self.ends_at)
+            found.append(moment < self.ends_at)
         if self.acts is not None:
             found.append(audit_events.c.act.in_(self.acts))
         return found
@@ -188,7 +194,12 @@ def list_events(
     oldest_first: bool = False,
 ) -> list[AuditEvent]:
     """List events, newest first unless ``oldest_first``; ``cursor`` is the id of the last one."""
-    query = select(audit_events).where(*wanted.conditions()).limit(limit)
+    # After the first page, rows are read by id from the cursor on. SQLite would find those of the
+    # whole span by their time again, and sort them for each page.
+    moment: ColumnElement[datetime] = audit_events.c.at
+    if cursor is not None and connection.dialect.name == "sqlite":
+        moment = func.coalesce(moment, moment)
+    query = select(audit_events).where(*wanted.conditions(moment)).limit(limit)
     if cursor is not None:
         beyond = audit_events.c.id > cursor if oldest_first else audit_events.c.id < cursor
         query = query.where(beyond)

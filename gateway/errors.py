@@ -100,6 +100,8 @@ class Forbidden(TollgateError):
 class NotFound(TollgateError):
     status = 404
     type = "invalid_request_error"
+    model: str | None = None
+    """The unknown model; the response suggests the nearest one that the key may use."""
 
 
 class MethodNotAllowed(TollgateError):
@@ -134,6 +136,17 @@ class InternalError(TollgateError):
 
 class Unavailable(TollgateError):
     status = 503
+
+
+def unknown_model(name: str, *, param: str = "model", listed: str = "GET /v1/models") -> NotFound:
+    """Return the error for a model that does not exist; ``listed`` is where those that do are."""
+    error = NotFound(
+        "model_not_found",
+        f"The model {name!r} does not exist; {listed} lists those that do.",
+        param=param,
+    )
+    error.model = name
+    return error
 
 
 FAILURE_STATUS: Final[dict[str, int]] = {

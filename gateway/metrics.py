@@ -66,6 +66,12 @@ UNREADABLE_PRICES = Counter(
     ["model"],
     registry=REGISTRY,
 )
+UNREAD_RESULTS = Counter(
+    "tollgate_upstream_results_unread",
+    "Results that an upstream charges, but that could not be read or stored completely.",
+    ["model"],
+    registry=REGISTRY,
+)
 SET_ASIDE = Gauge(
     "tollgate_set_aside",
     "Stored rows that could not be processed and wait for the operator.",
@@ -182,6 +188,19 @@ RETENTION_LAG_SECONDS = Gauge(
     "Time since which the oldest row of a kind has been due.",
     ["kind"],
     multiprocess_mode="livemostrecent",
+    registry=REGISTRY,
+)
+UPSTREAM_FINDINGS = Gauge(
+    "tollgate_upstream_findings",
+    "Differences between the catalog and what upstreams publish, at the last nightly check.",
+    ["level"],
+    multiprocess_mode="mostrecent",
+    registry=REGISTRY,
+)
+UPSTREAMS_CHECKED = Gauge(
+    "tollgate_upstream_models_checked",
+    "Models about which an upstream was asked at the last nightly check.",
+    multiprocess_mode="mostrecent",
     registry=REGISTRY,
 )
 RECONCILED_AT = Gauge(

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
 
@@ -45,12 +46,15 @@ WINDOWS: Final[Mapping[Window, timedelta]] = {
 }
 RECEIPTS_MAX: Final = 10_000
 """Maximum number of receipts that statistics are computed from: the newest."""
+DURATIONS_MAX: Final = 50
+"""Maximum number of receipts from which a model's median duration is computed: the newest."""
 SUCCESSES_MIN: Final = 5
 """Minimum successes for statistics. Below it only the count is returned, so that no aggregate
 reveals a single request."""
 OutputKind: TypeAlias = Literal["text", "visual", "audio"]
 """Kind of a task's output, which determines its measures: of tokens, steps or audio."""
 CACHE_S: Final = 5.0
+MEDIANS_CACHE_S: Final = 60.0
 PERCENTILES: Final = (50, 90, 95, 99)
 
 
@@ -290,6 +294,19 @@ class Performance:
         self._database = database
         self._kept: dict[tuple[str, Window], tuple[float, StatsView]] = {}
         self._reading: dict[tuple[str, Window], asyncio.Lock] = {}
+        self._medians: tuple[float, Mapping[str, float]] | None = None
+        self._reading_medians = asyncio.Lock()
+
+    async def median_seconds(self, models: Sequence[str]) -> Mapping[str, float]:
+        """Return the median duration of the newest requests, by model; read once a minute."""
+        async with self._reading_medians:
+            if self._medians is None or time.monotonic() - self._medians[0] >= MEDIANS_CACHE_S:
+                since = datetime.now(UTC) - WINDOWS["24h"]
+                medians = await self._database.report(
+                    lambda connection: read_medians(connection, models, since), account_id=None
+                )
+                self._medians = time.monotonic(), medians
+            return self._medians[1]
 
     async def stats(
         self, model: str, slo: Slo | None, window: Window, *, kind: OutputKind
@@ -323,20 +340,7 @@ class Performance:
 
 def read_samples(connection: Connection, model: str, since: datetime) -> list[ReceiptSample]:
     """Read the newest receipts of a model since a moment, without batches, which have no SLO."""
-    columns = (
-        receipts.c.status,
-        receipts.c.reason,
-        receipts.c.timings,
-        receipts.c.settled_at,
-        receipts.c.input_tokens,
-        receipts.c.cached_input_tokens,
-        receipts.c.output_tokens,
-        receipts.c.images,
-        receipts.c.video_ms,
-        receipts.c.steps,
-        receipts.c.audio_ms,
-        receipts.c.characters,
-    )
+    columns = (receipts.c[field.name] for field in fields(ReceiptSample))
     rows = connection.execute(
         select(*columns)
         .where(
@@ -351,6 +355,34 @@ def read_samples(connection: Connection, model: str, since: datetime) -> list[Re
         ReceiptSample(**{**row, "timings": msgspec.convert(row["timings"], Timings)})
         for row in rows.mappings()
     ]
+
+
+def read_medians(
+    connection: Connection, models: Iterable[str], since: datetime
+) -> dict[str, float]:
+    """Return the median duration in seconds of each model's newest successes, outside of batches.
+
+    One short index scan for each model. Models with fewer than ``SUCCESSES_MIN`` are left out.
+    """
+    found = {}
+    recent = settled_within(connection, since)
+    for model in models:
+        newest = (
+            select(receipts.c.timings)
+            .where(
+                *recent,
+                receipts.c.model == model,
+                receipts.c.status == "succeeded",
+                receipts.c.service_class == "standard",
+            )
+            .order_by(receipts.c.settled_at.desc())
+            .limit(DURATIONS_MAX)
+        )
+        timings = [msgspec.convert(row, Timings) for row in connection.execute(newest).scalars()]
+        if len(timings) >= SUCCESSES_MIN:
+            median_us = statistics.median(timing.total_us for timing in timings)
+            found[model] = round(median_us / 1e6, 3)
+    return found
 
 
 def summarize(

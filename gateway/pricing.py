@@ -63,6 +63,11 @@ UNBOUNDED_UNITS: Final = frozenset({"step", "gpu_second"})
 """Units that have no limit unless the request sets one; a price on them requires that limit."""
 
 
+def measure_of(unit: Unit) -> tuple[str, int]:
+    """Return the quantity of a usage that a unit counts, and how many of it make one unit."""
+    return _MEASURES[unit]
+
+
 class Unbookable(ValueError):
     """An amount that exceeds what the ledger can store."""
 

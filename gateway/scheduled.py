@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
@@ -24,6 +24,9 @@ from gateway.audit_log import Author
 from gateway.billing.reconciliation import run_reconciliation
 from gateway.billing.statements.close import SETTLED_AFTER, close_month, list_periods
 from gateway.billing.usage.rollups import CLOSED_AFTER, HOUR, HOURS_MAX, build_due
+from gateway.catalog.store import LiveCatalog
+from gateway.catalog.upstream_check import check_upstreams
+from gateway.errors import Conflict
 from gateway.ledger.concurrency import miscounts, recount
 from gateway.ledger.expiry import expire_lots, give_allowances
 from gateway.ledger.periods import month_of
@@ -33,6 +36,7 @@ from gateway.notices.kinds import OPERATOR, Notice
 from gateway.notices.price_changes import price_notices
 from gateway.notices.store import publish
 from gateway.notices.subscriptions import subscribed_accounts
+from gateway.notices.upstreams import upstreams_changed
 from gateway.payments.provider import PaymentProvider
 from gateway.sql.database import Database, upsert
 from gateway.sql.outages import OUTAGE
@@ -194,11 +198,35 @@ def reconciliation_tasks(
     """Reconcile the books every night, including the payment provider's payments."""
 
     async def reconcile() -> None:
-        found = await run_reconciliation(database, provider)
+        try:
+            found = await run_reconciliation(database, provider)
+        except Conflict as error:
+            log.info("the nightly reconciliation is left out: %s", error)
+            return
         for finding in found.findings:
             log.error("reconciliation failed: %s", finding)
 
     return (ScheduledTask("reconcile", timedelta(days=1), reconcile, delay=NIGHT),)
+
+
+def upstream_tasks(
+    database: Database, live: LiveCatalog, environ: Mapping[str, str]
+) -> tuple[ScheduledTask, ...]:
+    """Compare the catalog every night with what upstreams publish, if their credential is set."""
+
+    async def check() -> None:
+        found, asked = await check_upstreams(live.entries(), environ)
+        metrics.UPSTREAMS_CHECKED.set(asked)
+        for level in ("error", "warning"):
+            count = sum(finding.level == level for finding in found)
+            metrics.UPSTREAM_FINDINGS.labels(level).set(count)
+        errors = [finding for finding in found if finding.level == "error"]
+        for finding in errors:
+            log.error("upstream of %s: %s", finding.model, finding.message)
+        if errors:
+            await database.slow_write(lambda c: publish(c, [upstreams_changed(errors)]))
+
+    return (ScheduledTask("upstreams", timedelta(days=1), check, delay=NIGHT),)
 
 
 def recount_tasks(database: Database) -> tuple[ScheduledTask, ...]:
@@ -276,7 +304,7 @@ def _telling(
             await database.slow_write(lambda connection: publish(connection, found))
 
     async def tell_all() -> None:
-        after = OPERATOR
+        after = OPERATOR - 1
         while ids := await database.slow(
             functools.partial(subscribed_accounts, after=after, limit=NOTICE_ACCOUNTS)
         ):

@@ -30,6 +30,7 @@ _ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[
 FOREVER: Final = "forever"
 RETENTION_MIN: Final[Mapping[str, float]] = {
     "output_retention_hours": 0,
+    "event_retention_minutes": 1,
     "upload_retention_hours": 0,
     "file_retention_days": 0,
     "metadata_retention_days": 1,
@@ -49,7 +50,7 @@ RETENTION_ENDLESS: Final = (
 )
 """Settings that can be ``forever``."""
 RETENTION_YEARS_MAX: Final = 100
-_A_YEAR: Final = {"hours": 8760, "days": 365}
+_A_YEAR: Final = {"minutes": 525_600, "hours": 8760, "days": 365}
 
 
 class Settings(BaseSettings):
@@ -68,6 +69,12 @@ class Settings(BaseSettings):
     """Gateway processes, which share the port. Limits of a gateway, such as `connections_max`,
     apply to each. More than one pays off on PostgreSQL with free cores."""
     catalog: Path = Path("catalog.yaml")
+    public_catalog: bool = False
+    """Whether the catalog, its picks and the list of models can be read without a key, at list
+    prices."""
+    public_catalog_per_minute: int = Field(default=60, ge=1)
+    """Maximum calls without a key per minute from one address, and twenty times as many from all,
+    in each gateway process."""
     cors_origins: str = ""
     """Origins whose pages may call the gateway, separated by commas, such as
     `https://chat.example.com`; `*` allows all. Without it, browsers block calls of all pages."""
@@ -90,6 +97,8 @@ class Settings(BaseSettings):
     )
     """URL of the blob store, ``file:///…`` or ``s3://…``; default: a directory in the home."""
 
+    output_row_bytes_max: int = Field(default=4096, ge=0)
+    """Size of an output in bytes up to which it is a row in SQL; larger ones are blobs."""
     disk_reserve_bytes: int | None = Field(default=None, ge=0)
     """Free disk space below which nothing is stored for clients and the gateway is not ready;
     default: 512 MiB, but at most 5 % of the disk."""
@@ -133,7 +142,8 @@ class Settings(BaseSettings):
     """Secret with which keys are hashed; default: a file in the home, created at first start."""
 
     gpu_hour_usd: str | None = None
-    """Your cost of a device hour in USD, such as `2.50`; administrators then see margins."""
+    """Your cost of a device hour in USD, such as `2.50`, for devices not in `gpu_hours` of the
+    catalog; administrators then see margins."""
     hold_slice_tokens: int = Field(default=2048, ge=1)
     """Output tokens per slice of an incremental hold, for each choice of a stream without a token
     limit."""
@@ -228,6 +238,9 @@ class Settings(BaseSettings):
     # Retention: each kind is cleared by ``gateway.retention``. None (`forever`) keeps it.
     output_retention_hours: float = 24.0
     """Retention of outputs, and of the attachments of their requests."""
+    event_retention_minutes: float = 15.0
+    """Retention of the event logs of requests after their last event, in the queue server; workers
+    read it as well."""
     upload_retention_hours: float = 24.0
     """Retention of uploads."""
     file_retention_days: float | None = 30.0
@@ -335,6 +348,10 @@ class Settings(BaseSettings):
                     "without a path: https://chat.example.com"
                 )
         return value
+
+    @property
+    def gpu_hour_nanos(self) -> int | None:
+        return None if self.gpu_hour_usd is None else parse_usd(self.gpu_hour_usd)
 
     @property
     def notice_credit_low_nanos(self) -> int | None:

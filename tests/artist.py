@@ -2,7 +2,8 @@
 
 It leases jobs, reads what is attached, writes outputs into the store and completes. The prompt may
 ask for what can go wrong: ``!fail`` fails the job, ``!slow`` takes its time until it is cancelled,
-``!second`` fails the second picture alone, ``!flaky`` fails whoever asks for it first. It writes as
+``!second`` fails the second picture alone, ``!unread`` returns what an upstream charges but nobody
+can read, ``!flaky`` fails whoever asks for it first. It writes as
 well: a text is answered by itself.
 """
 
@@ -22,6 +23,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import TimeoutError as RedisTimeout
 
+from workers.contract.attempts import UnreadResult
 from workers.contract.blobs import Blobs, blob_key
 from workers.contract.jobs import (
     BlobRef,
@@ -155,6 +157,10 @@ class Artist:
             return Failed("upstream_unavailable", "The brush slipped.")
         if "!fail" in prompt:
             return Failed("engine_error", "The brush broke.")
+        if "!unread" in prompt:
+            result = UnreadResult("it contains no image", "r-7", "their-name", "host", '{"a":[1]}')
+            usage = Usage(requests=1)
+            return Failed("upstream_error", "It was no image.", usage=usage, unread=result)
         if "!slow" in prompt:
             deadline = time.monotonic() + SLOW_S
             while time.monotonic() < deadline:

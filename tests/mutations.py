@@ -111,9 +111,9 @@ MUTATIONS = (
     Mutation(
         "a unit is left out of the rollup",
         "gateway/billing/usage/rollups.py",
-        "        *(receipts.c[name] for name in QUANTITIES),\n    ).where(*settled",
+        "        *(receipts.c[name] for name in QUANTITIES),\n        func.coalesce(",
         "        *(none.label(name) if name == 'output_tokens' else receipts.c[name]"
-        " for name in QUANTITIES),\n    ).where(*settled",
+        " for name in QUANTITIES),\n        func.coalesce(",
         "tests/billing/test_usage.py",
     ),
     Mutation(
@@ -129,6 +129,13 @@ MUTATIONS = (
         "        bounds.write(connection)\n",
         "",
         "tests/ledger/test_budgets.py",
+    ),
+    Mutation(
+        "the organisations of a batch are not locked",
+        "gateway/accounts/locks.py",
+        "    .with_for_update(of=organisations, key_share=True)\n)",
+        ")",
+        "tests/ledger/test_organisations.py -k racing",
     ),
     Mutation(
         "open requests of an account are not counted",

@@ -118,6 +118,7 @@ async def _work(
         preload=settings.preload,
         drain_s=settings.drain_s,
         account_share=settings.account_share,
+        events_s=int(settings.event_retention_minutes * 60),
         ready=lambda worker: click.echo(f"worker ready {worker}"),
     )
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -46,6 +46,8 @@ class WorkerSettings(BaseSettings):
     unlimited. An account that is alone can use every slot."""
     drain_s: float = Field(default=30.0, ge=0.0)
     """Time in which running jobs can finish after SIGTERM; the others are requeued."""
+    event_retention_minutes: float = Field(default=15.0, ge=1, le=52_560_000)
+    """Retention of event logs after the last event, the same as the gateway's."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
     @property

@@ -1,4 +1,5 @@
-"""Budgets: spending limits per hour, day, month or in total, of an account, key or model.
+"""Budgets: spending limits per hour, day, month or in total, of an account, key or model, or of all
+accounts of an organisation together.
 
 A hard budget refuses requests that could exceed it. Held amounts count as spent, so that no number
 of concurrent requests exceeds it. A soft budget only counts and reports. Windows follow the
@@ -7,7 +8,7 @@ budget's time zone; a request counts in the window in which it was accepted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 from typing import Final, Literal, TypeAlias, get_args
@@ -19,25 +20,36 @@ from sqlalchemy import (
     bindparam,
     case,
     insert,
+    or_,
     select,
     update,
 )
 
-from gateway.accounts.locks import lock_accounts
+from gateway.accounts.allotments import check_allotments
+from gateway.accounts.locks import lock_accounts, lock_organisation, lock_organisations
 from gateway.checks.decoding import ID_MAX
 from gateway.checks.entered import NAME_MAX, check_amount, check_text
+from gateway.checks.moments import EPOCH, microseconds_of
 from gateway.pricing import NANOS_MAX
 from gateway.sql.statements import CompiledStatement, Row, any_of
 from gateway.tables.core import accounts, budget_windows, budgets, keys
+from gateway.tables.organisations import organisations
 
 Window: TypeAlias = Literal["hour", "day", "month", "total"]
 WINDOWS: Final[tuple[Window, ...]] = get_args(Window)
+DEFAULT_ZONE: Final = "UTC"
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_BUDGETS: Final = select(budgets, organisations.c.name.label("organisation")).outerjoin(
+    organisations, organisations.c.id == budgets.c.organisation_id
+)
 _IN_FORCE: Final = CompiledStatement(
-    select(budgets)
-    .where(any_of(budgets.c.account_id, "accounts"), budgets.c.ended_at.is_(None))
-    .order_by(budgets.c.id)
+    _BUDGETS.where(
+        or_(
+            any_of(budgets.c.account_id, "accounts"),
+            any_of(budgets.c.organisation_id, "organisations"),
+        ),
+        budgets.c.ended_at.is_(None),
+    ).order_by(budgets.c.id)
 )
 _WINDOW: Final = CompiledStatement(
     select(budget_windows).where(
@@ -49,10 +61,12 @@ _WINDOW: Final = CompiledStatement(
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A spending limit. ``key_id`` and ``model`` are None if it covers all keys or all models."""
+    """A spending limit, of an account or an organisation. ``key_id`` and ``model`` are None if it
+    covers all keys or all models."""
 
     id: int
-    account_id: int
+    account_id: int | None
+    organisation_id: int | None
     key_id: int | None
     model: str | None
     name: str
@@ -60,8 +74,12 @@ class Budget:
     tz: str
     limit_nanos: int
     hard: bool
+    overallot: bool
+    """Whether budgets of an organisation's accounts can sum to more than this one of it."""
     created_at: datetime
     ended_at: datetime | None
+    organisation: str | None
+    """Name of the organisation."""
 
     def covers(self, key_id: int, model: str) -> bool:
         return self.key_id in (None, key_id) and self.model in (None, model)
@@ -101,10 +119,7 @@ def create_budget(
     The default zone is the account's. Raise ``LookupError`` if the account does not exist or does
     not own the key, ``ValueError`` if the limit is negative or the window or zone is unknown.
     """
-    if window not in WINDOWS:
-        raise ValueError(f"unknown window {window!r}; use {', '.join(WINDOWS)}")
-    check_amount(limit_nanos, "a budget", least=0, most=NANOS_MAX)
-    check_text(name, "the name of a budget", longest=NAME_MAX)
+    _check(limit_nanos, window, name)
     # Under the lock, so that a hold being decided cannot miss the new budget.
     if account_id not in lock_accounts(connection, [account_id]):
         raise LookupError(f"unknown account {account_id}")
@@ -132,9 +147,49 @@ def create_budget(
             hard=hard,
             created_at=now or datetime.now(UTC),
         )
-        .returning(budgets)
-    )
-    return _budget(made.mappings().one())
+        .returning(budgets.c.id)
+    ).scalar_one()
+    _check_organisation_of(connection, account_id)
+    return find_budget(connection, made)
+
+
+def create_organisation_budget(
+    connection: Connection,
+    organisation_id: int,
+    limit_nanos: int,
+    *,
+    window: Window,
+    hard: bool = True,
+    overallot: bool = False,
+    model: str | None = None,
+    name: str = "",
+    tz: str | None = None,
+    now: datetime | None = None,
+) -> Budget:
+    """Create a budget of all accounts of an organisation together, which exists.
+
+    It counts requests from now on. Raise ``ValueError`` if the limit is negative or the window or
+    zone is unknown, ``Overallotted`` if the budgets of the accounts sum to more.
+    """
+    _check(limit_nanos, window, name)
+    lock_organisation(connection, organisation_id)
+    made = connection.execute(
+        insert(budgets)
+        .values(
+            organisation_id=organisation_id,
+            model=model,
+            name=name,
+            window=window,
+            tz=read_zone(tz or DEFAULT_ZONE).key,
+            limit_nanos=limit_nanos,
+            hard=hard,
+            overallot=overallot,
+            created_at=now or datetime.now(UTC),
+        )
+        .returning(budgets.c.id)
+    ).scalar_one()
+    check_allotments(connection, [organisation_id])
+    return find_budget(connection, made)
 
 
 def find_budget(connection: Connection, budget_id: int) -> Budget:
@@ -142,7 +197,7 @@ def find_budget(connection: Connection, budget_id: int) -> Budget:
     if not 0 < budget_id <= ID_MAX:
         raise LookupError(f"unknown budget {budget_id}")
     row = connection.execute(
-        select(budgets).where(budgets.c.id == budget_id, budgets.c.ended_at.is_(None))
+        _BUDGETS.where(budgets.c.id == budget_id, budgets.c.ended_at.is_(None))
     )
     found = row.mappings().first()
     if found is None:
@@ -154,16 +209,22 @@ def list_budgets(
     connection: Connection,
     account_id: int | None = None,
     *,
+    organisation_id: int | None = None,
+    organisations_only: bool = False,
     key_id: int | None = None,
     model: str | None = None,
     limit: int | None = None,
     after: int = 0,
 ) -> list[Budget]:
     """List the budgets in force in order of their numbers, those greater than ``after``; of one
-    account or of all."""
-    query = select(budgets).where(budgets.c.ended_at.is_(None), budgets.c.id > after)
+    account, of one organisation or of all of them, or all."""
+    query = _BUDGETS.where(budgets.c.ended_at.is_(None), budgets.c.id > after)
     if account_id is not None:
         query = query.where(budgets.c.account_id == account_id)
+    if organisation_id is not None:
+        query = query.where(budgets.c.organisation_id == organisation_id)
+    if organisations_only:
+        query = query.where(budgets.c.organisation_id.is_not(None))
     if key_id is not None:
         query = query.where(budgets.c.key_id == key_id)
     if model is not None:
@@ -178,23 +239,37 @@ def change_budget(
     *,
     limit_nanos: int | None = None,
     hard: bool | None = None,
+    overallot: bool | None = None,
     now: datetime | None = None,
 ) -> Budget:
-    """Change the limit of a budget, or whether it is hard, from the next request on.
+    """Change the limit of a budget, whether it is hard, or whether an organisation's can be
+    overallotted, from the next request on.
 
     Amounts already spent or held stay, even above a lowered limit. Raise ``LookupError`` if the
-    budget does not exist or has ended, ``ValueError`` if the limit is negative.
+    budget does not exist or has ended, ``ValueError`` if the limit is negative, ``Overallotted`` if
+    budgets of accounts would sum to more than that of their organisation.
     """
     if limit_nanos is not None:
         check_amount(limit_nanos, "a budget", least=0, most=NANOS_MAX)
-    found = find_budget(connection, budget_id)
-    lock_accounts(connection, [found.account_id])
+    found = lock_budget(connection, budget_id)
+    if overallot is not None and found.organisation_id is None:
+        raise ValueError(f"budget {budget_id} is that of an account, which is not allotted")
     limit = found.limit_nanos if limit_nanos is None else limit_nanos
     strict = found.hard if hard is None else hard
     connection.execute(
-        update(budgets).where(budgets.c.id == budget_id).values(limit_nanos=limit, hard=strict)
+        update(budgets)
+        .where(budgets.c.id == budget_id)
+        .values(
+            limit_nanos=limit,
+            hard=strict,
+            overallot=found.overallot if overallot is None else overallot,
+        )
     )
-    starts_us = microseconds(window_start(found.window, found.tz, now or datetime.now(UTC)))
+    if found.account_id is not None:
+        _check_organisation_of(connection, found.account_id)
+    elif found.organisation_id is not None:
+        check_allotments(connection, [found.organisation_id])
+    starts_us = microseconds_of(window_start(found.window, found.tz, now or datetime.now(UTC)))
     used = budget_windows.c.spent_nanos + budget_windows.c.held_nanos
     connection.execute(
         update(budget_windows)
@@ -206,8 +281,7 @@ def change_budget(
 
 def end_budget(connection: Connection, budget_id: int) -> Budget:
     """End a budget; its windows stay. Raise ``LookupError`` if it is not in force."""
-    found = find_budget(connection, budget_id)
-    lock_accounts(connection, [found.account_id])
+    found = lock_budget(connection, budget_id)
     connection.execute(
         update(budgets).where(budgets.c.id == budget_id).values(ended_at=datetime.now(UTC))
     )
@@ -218,12 +292,25 @@ def end_budget(connection: Connection, budget_id: int) -> Budget:
     return found
 
 
+def lock_budget(connection: Connection, budget_id: int) -> Budget:
+    """Lock the account or organisation of a budget in force, and return the budget. Raise
+    ``LookupError``."""
+    found = find_budget(connection, budget_id)
+    if found.account_id is not None:
+        lock_accounts(connection, [found.account_id])
+    elif found.organisation_id is not None:
+        lock_organisation(connection, found.organisation_id)
+    return find_budget(connection, budget_id)
+
+
 def budget_states(
     connection: Connection, found: Sequence[Budget], now: datetime
 ) -> list[BudgetState]:
     """Return the usage of budgets in their current windows."""
     starts = [window_start(budget.window, budget.tz, now) for budget in found]
-    wanted = [(budget.id, microseconds(start)) for budget, start in zip(found, starts, strict=True)]
+    wanted = [
+        (budget.id, microseconds_of(start)) for budget, start in zip(found, starts, strict=True)
+    ]
     rows = read_windows(connection, wanted)
     states = []
     for budget, start, place in zip(found, starts, wanted, strict=True):
@@ -241,13 +328,25 @@ def budget_states(
 
 
 def budgets_in_force(
-    connection: Connection, account_ids: Collection[int]
+    connection: Connection,
+    account_ids: Collection[int],
+    organisations: Mapping[int, Collection[int]],
 ) -> dict[int, list[Budget]]:
-    """Read the budgets in force of some accounts, by account."""
-    found: dict[int, list[Budget]] = {}
-    for row in _IN_FORCE.rows(connection, accounts=sorted(account_ids)):
-        found.setdefault(row["account_id"], []).append(Budget(**row))
-    return found
+    """Read the budgets in force of accounts and of their organisations, by account."""
+    wanted = {id for some in organisations.values() for id in some}
+    own: dict[int, list[Budget]] = {}
+    shared: dict[int, list[Budget]] = {}
+    rows = _IN_FORCE.rows(connection, accounts=sorted(account_ids), organisations=sorted(wanted))
+    for row in rows:
+        budget = Budget(**row)
+        if budget.account_id is not None:
+            own.setdefault(budget.account_id, []).append(budget)
+        elif budget.organisation_id is not None:
+            shared.setdefault(budget.organisation_id, []).append(budget)
+    for account_id, some in organisations.items():
+        for id in sorted(some):
+            own.setdefault(account_id, []).extend(shared.get(id, ()))
+    return own
 
 
 def read_windows(
@@ -271,7 +370,7 @@ def window_start(window: Window, tz: str, moment: datetime) -> datetime:
         case "month":
             return _midnight(local.replace(day=1), zone)
         case "total":
-            return _EPOCH
+            return EPOCH
 
 
 def window_end(window: Window, tz: str, moment: datetime) -> datetime | None:
@@ -303,14 +402,22 @@ def read_zone(name: str) -> ZoneInfo:
         ) from None
 
 
-def microseconds(moment: datetime) -> int:
-    """Return microseconds since 1970, which identify a window in SQL and on receipts."""
-    return (moment - _EPOCH) // timedelta(microseconds=1)
-
-
 def _midnight(local: datetime, zone: ZoneInfo, *, first: bool = False) -> datetime:
     day = local.date().replace(day=1) if first else local.date()
     return datetime.combine(day, time.min, zone).astimezone(UTC)
+
+
+def _check(limit_nanos: int, window: str, name: str) -> None:
+    if window not in WINDOWS:
+        raise ValueError(f"unknown window {window!r}; use {', '.join(WINDOWS)}")
+    check_amount(limit_nanos, "a budget", least=0, most=NANOS_MAX)
+    check_text(name, "the name of a budget", longest=NAME_MAX)
+
+
+def _check_organisation_of(connection: Connection, account_id: int) -> None:
+    """Lock the organisation of a locked account, and check what its accounts are allotted."""
+    found = lock_organisations(connection, [account_id]).current
+    check_allotments(connection, found.get(account_id, ()))
 
 
 def _budget(row: RowMapping) -> Budget:

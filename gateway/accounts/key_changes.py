@@ -92,6 +92,7 @@ def rotate_key(
         models=old.models,
         replaces=old.id,
         role=old.role,
+        user_id=old.user_id,
     )
     _copy_limits(connection, old, made.id, now)
     ends_at = now + overlap

@@ -29,11 +29,13 @@ from sqlalchemy import (
 )
 
 from gateway.accounts.limits import LIMIT_MAX, Limit, key_limit, limits_of_key, read_limit
-from gateway.accounts.roles import Role
+from gateway.accounts.locks import lock_accounts
+from gateway.accounts.roles import MemberRole, Role
 from gateway.checks.decoding import ID_MAX, read_id
 from gateway.checks.entered import NAME_MAX, check_moment, check_text
 from gateway.errors import Forbidden, Unauthorized
 from gateway.tables.core import accounts, keys, rate_limits
+from gateway.tables.users import members, users
 
 SCOPES: Final = ("inference", "read", "admin")
 PREFIX_LENGTH: Final = 10
@@ -76,6 +78,10 @@ class KeyInfo:
     """The key that it replaces."""
     role: Role | None = None
     """Role of an administrator's key; None without the scope ``admin``."""
+    user_id: int | None = None
+    """The member whose key it is."""
+    member_role: MemberRole | None = None
+    """The member's role; None if it is nobody's, and restricted by its scopes only."""
     limits: tuple[Limit, ...] = ()
     """All limits that can cover its requests; read by ``authenticate`` only."""
 
@@ -132,12 +138,14 @@ def create_key(
     models: Collection[str] | None = None,
     replaces: int | None = None,
     role: Role | None = None,
+    user_id: int | None = None,
 ) -> tuple[str, KeyInfo]:
     """Create a key; return its secret, which is not stored, and the key.
 
-    A key with the scope ``admin`` has a role, by default ``operator``. Raise ``ValueError`` if a
-    scope is unknown or none is given, another key has a role, a name or moment cannot be stored,
-    or a limit is not positive.
+    A key with the scope ``admin`` has a role, by default ``operator``. The key of a user has the
+    user's role in the account. Raise ``ValueError`` if a scope is unknown or none is given, another
+    key has a role, a name or moment cannot be stored, a limit is not positive, or the user is not
+    a member or disabled.
     """
     values = check_values(
         KeyValues(
@@ -155,6 +163,9 @@ def create_key(
         raise ValueError(f"unknown scope {min(unknown)!r}; use {', '.join(SCOPES)}")
     if role is not None and "admin" not in scopes:
         raise ValueError(f"only keys with the scope admin have a role, such as {role}")
+    member_role = None if user_id is None else _member_role(connection, account_id, user_id)
+    if member_role is not None and "admin" in scopes:
+        raise ValueError("a key of a member cannot have the scope admin")
     secret = ("tga_" if "admin" in scopes else "tg_") + secrets.token_urlsafe(30)
     id = connection.execute(
         insert(keys)
@@ -167,6 +178,8 @@ def create_key(
             created_at=datetime.now(UTC),
             replaces=replaces,
             role=(role or "operator") if "admin" in scopes else None,
+            user_id=user_id,
+            member_role=member_role,
         )
         .returning(keys.c.id)
     ).scalar_one()
@@ -275,6 +288,15 @@ def revoke_key(connection: Connection, prefix_or_id: str) -> KeyInfo:
     return _info(connection.execute(_KEYS.where(keys.c.id == found.id)).mappings().one())
 
 
+def revoke_keys_of(connection: Connection, user_id: int, account_id: int | None = None) -> None:
+    """Revoke the keys of a user, in one account or all."""
+    own = keys.c.user_id == user_id
+    if account_id is not None:
+        own &= keys.c.account_id == account_id
+    revoked = update(keys).where(own, keys.c.revoked_at.is_(None))
+    connection.execute(revoked.values(revoked_at=datetime.now(UTC)))
+
+
 def hash_secret(secret: str, pepper: bytes) -> bytes:
     """Return the HMAC-SHA-256 of a secret: with 240 random bits, no slow hash is needed."""
     return hmac.digest(pepper, secret.encode(), hashlib.sha256)
@@ -289,6 +311,22 @@ _LIMITED: Final = (
     .outerjoin(rate_limits, limits_of_key())
     .where(keys.c.secret_hash == bindparam("secret_hash"))
 )
+
+
+def _member_role(connection: Connection, account_id: int, user_id: int) -> MemberRole:
+    """Return a user's role in a locked account. Raise ``ValueError``."""
+    # Under the account's lock, so that the role cannot change before the key exists.
+    lock_accounts(connection, [account_id])
+    found = connection.execute(
+        select(members.c.role, users.c.status)
+        .join(users, users.c.id == members.c.user_id)
+        .where(members.c.user_id == user_id, members.c.account_id == account_id)
+    ).first()
+    if found is None or found.status != "active":
+        why = "not a member of the account" if found is None else "disabled"
+        raise ValueError(f"user {user_id} is {why}")
+    role: MemberRole = found.role
+    return role
 
 
 def _limits(rows: Sequence[RowMapping]) -> tuple[Limit, ...]:
@@ -320,4 +358,6 @@ def _info(row: RowMapping) -> KeyInfo:
         models=None if row["models"] is None else frozenset(row["models"]),
         replaces=row["replaces"],
         role=row["role"],
+        user_id=row["user_id"],
+        member_role=row["member_role"],
     )

@@ -15,7 +15,7 @@ Role: TypeAlias = Literal["operator", "finance", "auditor"]
 """Role in the installation."""
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 MemberRole: TypeAlias = Literal["owner", "member", "viewer"]
-"""Role in an account."""
+"""Role in an account; each may do what the following ones may."""
 MEMBER_ROLES: Final[tuple[MemberRole, ...]] = get_args(MemberRole)
 Area: TypeAlias = Literal[
     "accounts",
@@ -69,6 +69,7 @@ AREAS: Final[Mapping[Area, Mapping[Role, Right]]] = {
 
 ACT_AREAS: Final[Mapping[str, Area]] = {
     "account": "accounts",
+    "organisation": "accounts",
     "key": "keys",
     "user": "users",
     "member": "users",
@@ -91,6 +92,22 @@ ACT_AREAS: Final[Mapping[str, Area]] = {
     "erasure": "erasure",
 }
 """Area of each kind of act: of ``account.change``, the one of ``account``."""
+
+
+def least_role(scope: str, declared: MemberRole | None) -> MemberRole:
+    """Return the least role of members that a route of an account needs: what reads needs a viewer,
+    anything else a member, unless the route declares another."""
+    return declared or ("viewer" if scope == "read" else "member")
+
+
+def check_member(role: MemberRole, least: MemberRole) -> None:
+    """Raise ``Forbidden`` if a member's role is less than the least that a route needs."""
+    if MEMBER_ROLES.index(role) > MEMBER_ROLES.index(least):
+        others = " or ".join(MEMBER_ROLES[: MEMBER_ROLES.index(least) + 1])
+        raise Forbidden(
+            "role_not_allowed",
+            f"The role {role} of this key's member may not do this; it needs {others}.",
+        )
 
 
 def area_of(act: str) -> Area:

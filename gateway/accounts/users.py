@@ -15,11 +15,13 @@ from typing import Final, Literal, TypeAlias, TypedDict, get_args
 from sqlalchemy import Connection, RowMapping, delete, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
+from gateway.accounts.keys import revoke_keys_of
+from gateway.accounts.locks import lock_accounts
 from gateway.accounts.roles import MemberRole, Role
 from gateway.checks.decoding import ID_MAX, read_id
 from gateway.checks.entered import NAME_MAX, check_text
 from gateway.sql.database import upsert
-from gateway.tables.core import accounts
+from gateway.tables.core import accounts, keys
 from gateway.tables.users import members, users
 
 UserStatus: TypeAlias = Literal["active", "disabled"]
@@ -106,8 +108,13 @@ def list_users(
 
 
 def change_user(connection: Connection, user_id: int, values: UserValues) -> User:
-    """Change the attributes that are given. Raise as ``create_user``."""
+    """Change the attributes that are given. The keys of a user that is disabled are revoked. Raise
+    as ``create_user``."""
     _check(connection, values, user_id)
+    if values.get("status") == "disabled":
+        query = select(members.c.account_id).where(members.c.user_id == user_id)
+        lock_accounts(connection, connection.scalars(query).all())
+        revoke_keys_of(connection, user_id)
     if values:
         with _taken_meanwhile(connection, values.get("email")):
             connection.execute(update(users).where(users.c.id == user_id).values(**_stored(values)))
@@ -115,20 +122,29 @@ def change_user(connection: Connection, user_id: int, values: UserValues) -> Use
 
 
 def set_member(connection: Connection, user_id: int, account_id: int, role: MemberRole) -> None:
-    """Make a user a member of an account, or change the role."""
+    """Make a user a member of an account, or change the role, also that of the user's keys."""
+    lock_accounts(connection, [account_id])
     made = upsert(connection, members).values(user_id=user_id, account_id=account_id, role=role)
     connection.execute(
         made.on_conflict_do_update(
             index_elements=[members.c.user_id, members.c.account_id], set_={"role": role}
         )
     )
+    connection.execute(
+        update(keys)
+        .where(keys.c.user_id == user_id, keys.c.account_id == account_id)
+        .values(member_role=role)
+    )
 
 
 def remove_member(connection: Connection, user_id: int, account_id: int) -> None:
-    """End a membership. Raise ``LookupError`` if there is none."""
+    """End a membership, and revoke the user's keys of the account. Raise ``LookupError`` if there
+    is none."""
+    lock_accounts(connection, [account_id])
     gone = delete(members).where(members.c.user_id == user_id, members.c.account_id == account_id)
     if not connection.execute(gone).rowcount:
         raise LookupError(f"user {user_id} is not a member of account {account_id}")
+    revoke_keys_of(connection, user_id, account_id)
 
 
 def list_members(

@@ -91,11 +91,17 @@ class Direct:
             return None
         services: Services = self._app.state.services
         key = services.access.remembered(secret.strip().decode("latin-1"))
-        return key if key is not None and route.handler.opt["scope"] in key.scopes else None
+        known = key is not None and route.handler.opt["scope"] in key.scopes
+        # A viewer is refused by the guard.
+        return key if key is not None and known and key.member_role != "viewer" else None
 
 
 def _read_route(handler: HTTPRouteHandler) -> _Route:
+    # The framework could do more for the call, such as other parameters, which is not done here.
+    assert set(handler.parsed_fn_signature.parameters) == {"request", "data"}, handler
     assert handler.parsed_data_field is not None
+    assert handler.opt.get("scope"), handler
+    assert not handler.guards, handler
     most = handler.resolve_request_max_body_size()
     return _Route(
         handler,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from datetime import datetime
+from typing import Any
 
 import msgspec
 from sqlalchemy import JSON, Connection, column, insert, select, update
@@ -17,6 +17,7 @@ from sqlalchemy import table as named_table
 
 from gateway.archive.marks import find_archive
 from gateway.archive.remove import add_spending, count_removed
+from gateway.checks.moments import moment_of
 from gateway.sql.database import UtcDateTime
 from gateway.tables.archives import archived_charges
 from gateway.tables.core import receipts, transfers
@@ -24,8 +25,6 @@ from gateway.tables.workflows import receipt_steps
 
 Stored = Mapping[str, Any]
 """A row as it is in a file."""
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,4 +115,4 @@ def _decoded(text: str | None) -> Any:
 
 
 def _moment(microseconds: int | None) -> datetime | None:
-    return None if microseconds is None else _EPOCH + timedelta(microseconds=microseconds)
+    return None if microseconds is None else moment_of(microseconds)

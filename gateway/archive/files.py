@@ -10,8 +10,9 @@ single receipt that is only displayed is read by its row group, which has checks
 from __future__ import annotations
 
 import functools
+import hashlib
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,12 +23,13 @@ from sqlalchemy import JSON, Column, Connection, Select, String, Table, cast, fu
 
 from gateway.archive.manifest import ArchiveFile, Manifest, Name, Sum
 from gateway.archive.seal import SealDigest, sealed_columns
+from gateway.errors import Unavailable
 from gateway.ledger.periods import span_of
 from gateway.sql.arrow import read_table
 from gateway.sql.database import microseconds
 from gateway.tables.core import receipts, transfers
 from gateway.tables.workflows import receipt_steps
-from workers.contract.blobs import Blobs
+from workers.contract.blobs import BlobError, BlobMissing, Blobs
 
 PREFIX: Final = "archive"
 """First part of the keys of its blobs, where those of requests have the number of an account."""
@@ -142,10 +144,48 @@ async def read_file(blobs: Blobs, file: ArchiveFile) -> list[pa.Table]:
     return open_groups(await blobs.get(file.ref), file.table)
 
 
+def read_pages(
+    blobs: Blobs, manifest: Manifest, name: Name, columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
+    """Yield the row groups of a table, in the order of its keys, from files that have their
+    digests.
+
+    Blocks: use it in a thread. Raise ``Unavailable``, which names the file, if one is missing,
+    damaged or cannot be read.
+    """
+    schema = schema_of(name)
+    if columns is not None:
+        schema = pa.schema([schema.field(column) for column in columns])
+    for file in manifest.of(name):
+        data = read_verified(blobs, file)
+        found = pyarrow.parquet.ParquetFile(pa.BufferReader(data))
+        for group in range(found.num_row_groups):
+            yield _completed(found.read_row_group(group, columns=columns), schema).cast(schema)
+
+
+def read_verified(blobs: Blobs, file: ArchiveFile) -> bytes:
+    """Read a file that has its digest. Blocks; raise ``Unavailable`` like ``read_pages``."""
+    try:
+        with blobs.open(file.key) as source:
+            data = source.read(file.bytes + 1) or b""
+    except BlobMissing:
+        problem = "is missing"
+    except BlobError:
+        problem = "cannot be read"
+    else:
+        if hashlib.sha256(data).hexdigest() == file.sha256:
+            return data
+        problem = "is damaged: it does not have the SHA-256 of the manifest"
+    raise Unavailable(
+        "archive_unavailable", f"The file {file.key} of the archive {problem}.", should_retry=False
+    )
+
+
 def open_groups(data: bytes, name: Name) -> list[pa.Table]:
     found = pyarrow.parquet.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
     return [
-        found.read_row_group(group).cast(schema_of(name)) for group in range(found.num_row_groups)
+        _completed(found.read_row_group(group), schema_of(name)).cast(schema_of(name))
+        for group in range(found.num_row_groups)
     ]
 
 
@@ -160,8 +200,18 @@ def rows_with(blobs: Blobs, manifest: Manifest, name: Name, value: str) -> list[
             for group in range(found.num_row_groups):
                 range_ = found.metadata.row_group(group).column(0).statistics
                 if range_.min <= value <= range_.max:
-                    rows += matching(found.read_row_group(group), "request_id", [value])
+                    page = _completed(found.read_row_group(group), schema_of(name))
+                    rows += matching(page, "request_id", [value])
     return rows
+
+
+def _completed(page: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the columns of a schema. Those that did not exist when a file was written are NULL."""
+    known = set(page.column_names)
+    for field in schema:
+        if field.name not in known:
+            page = page.append_column(field, pa.nulls(page.num_rows, field.type))
+    return page.select(schema.names)
 
 
 def matching(page: pa.Table, column: str, values: Sequence[Any]) -> list[dict[str, Any]]:

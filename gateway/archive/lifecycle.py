@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 from sqlalchemy import Connection, delete, func, insert, or_, select, update
+from sqlalchemy.exc import OperationalError
 
 from gateway.archive.bring_back import Rows, bring_back
 from gateway.archive.files import (
@@ -39,22 +41,31 @@ from gateway.archive.files import (
     write_file,
 )
 from gateway.archive.manifest import ArchiveFile, Manifest, Name
-from gateway.archive.marks import Archive, find_archive
+from gateway.archive.marks import Archive, find_archive, list_archives
 from gateway.archive.remove import BATCH, Place, accounts_with_receipts, remove_batch
 from gateway.archive.seal import seal_of_month
 from gateway.audit_log import Act, Author, record
+from gateway.checks.months import month_of
 from gateway.failpoints import reach
 from gateway.leases import Lease
 from gateway.ledger.periods import is_month, span_of, utc_now
 from gateway.pricing import format_usd
 from gateway.sql.database import Database
+from gateway.sql.partitions import (
+    Partition,
+    create_again,
+    drop_empty,
+    is_empty,
+    list_partitions,
+)
 from gateway.tables.archives import (
     archived_charges,
     archived_spending,
     archived_windows,
     archives,
 )
-from gateway.tables.core import accounts, invoices, periods, receipts, transfers, usage_hours
+from gateway.tables.core import accounts, periods, receipts, transfers, usage_hours
+from gateway.tables.invoices import invoices
 from workers.contract.blobs import BlobError, Blobs
 
 LEASE_S: Final = 60.0
@@ -96,6 +107,7 @@ class Archiver:
         self._author = author
         self._sizes = sizes
         self._lease = Lease(database, "archive", held_s=LEASE_S)
+        self._is_alone = False
 
     async def archive(self, month: str, *, keep: bool = False) -> Archive:
         """Write, verify and remove a closed month; with ``keep`` remove nothing.
@@ -119,6 +131,7 @@ class Archiver:
             await self._remove(month)
             await self._database.write(lambda connection: self._removed(connection, month))
             reach("archive_removed")
+            await self._drop_partitions()
             # Files of attempts that were killed.
             await self._delete_files(month, spare=found.nonce)
             return await self._find(month)
@@ -151,6 +164,7 @@ class Archiver:
             manifest = await self.verify(month)
             await self._move(month, "restoring")
             reach("restore_begun")
+            await self._create_partitions(month)
             await self._insert(month, manifest)
             reach("restore_inserted")
             await self._database.slow(lambda c: _check_complete(c, manifest))
@@ -158,6 +172,24 @@ class Archiver:
             reach("restore_ended")
             await self._delete_files(month)
             return manifest.receipts
+
+    async def _drop_partitions(self) -> None:
+        """Drop the partitions of archived months that have become empty.
+
+        A receipt is in the partition of the month in which it was sent, so a month's partition can
+        become empty with the archive of the next one. One that is locked is dropped the next time.
+        """
+        for partition in await self._database.slow(_emptied):
+            with contextlib.suppress(OperationalError):
+                await self._database.slow_write(functools.partial(drop_empty, partition=partition))
+                reach("archive_dropped")
+
+    async def _create_partitions(self, month: str) -> None:
+        """Create the partitions that were dropped. Without them, the default one takes the rows."""
+        before = month_of(span_of(month).starts_at - timedelta(days=1))
+        for each in (before, month):
+            with contextlib.suppress(OperationalError):
+                await self._database.slow_write(functools.partial(create_again, month=each))
 
     async def _delete_files(self, month: str, *, spare: str | None = None) -> None:
         """Delete the files of a month, except those of one attempt. Those that cannot be deleted
@@ -201,10 +233,7 @@ class Archiver:
     async def _page(
         self, month: str, name: Name, after: tuple[Any, ...] | None, rows: int
     ) -> pa.Table | None:
-        def read(connection: Connection) -> pa.Table | None:
-            return read_page(connection, month, name, after, rows)
-
-        return await self._database.slow(read)
+        return await self._database.slow(lambda each: read_page(each, month, name, after, rows))
 
     async def _compare(self, archive: Archive, manifest: Manifest) -> None:
         """Check the files, and that each of their rows is the one in the database."""
@@ -236,7 +265,7 @@ class Archiver:
                 if compare is not None:
                     await compare(file.table, group)
             await self._still_alone()
-        found = totals.manifest(manifest.files)
+        found = msgspec.structs.replace(totals.manifest(manifest.files), rewrites=manifest.rewrites)
         period = await self._database.slow(lambda c: _sealed(c, archive.month))
         sealed = (found.sha256, found.receipts, found.charge_nanos, found.transfer_count)
         if found != manifest or sealed != period or archive.sha256 != period[0]:
@@ -294,10 +323,7 @@ class Archiver:
         return found
 
     async def _move(self, month: str, state: str) -> None:
-        def move(connection: Connection) -> None:
-            _set_state(connection, month, state)
-
-        await self._database.write(move)
+        await self._database.write(lambda connection: _set_state(connection, month, state))
 
     def _verified(self, connection: Connection, archive: Archive, manifest: Manifest) -> None:
         found = list(manifest.of("receipts"))
@@ -342,13 +368,16 @@ class Archiver:
                 "another month is being archived or restored, or such a command was killed less "
                 f"than {LEASE_S:.0f} s ago; try again then"
             )
+        self._is_alone = True
         try:
             yield
         finally:
+            self._is_alone = False
             await self._lease.release()
 
     async def _still_alone(self) -> None:
-        if not await self._lease.renew_if_needed():
+        # Reading needs no lease.
+        if self._is_alone and not await self._lease.renew_if_needed():
             raise CannotArchive("another command archives or restores since this one was paused")
 
 
@@ -431,6 +460,16 @@ def _set_state(connection: Connection, month: str, state: str) -> None:
         .where(archives.c.month == month, archives.c.state != state)
         .values(state=state, changed_at=utc_now())
     )
+
+
+def _emptied(connection: Connection) -> list[Partition]:
+    """List the partitions of archived months that have no rows."""
+    months = {each.month for each in list_archives(connection) if each.state == "removed"}
+    return [
+        partition
+        for partition in list_partitions(connection)
+        if partition.attached and partition.month in months and is_empty(connection, partition)
+    ]
 
 
 def _sealed(connection: Connection, month: str) -> tuple[str, int, int, int]:

@@ -39,8 +39,16 @@ class ArchiveFile(msgspec.Struct, frozen=True):
         return BlobRef(self.key, self.bytes, self.sha256, CONTENT_TYPE)
 
 
+class Rewrite(msgspec.Struct, frozen=True):
+    """When and why files were written again, and how many rows lost their personal columns."""
+
+    at: str
+    reason: str
+    rows: int
+
+
 class Manifest(msgspec.Struct, frozen=True):
-    """What the files of a month contain; all of it is recomputed from them."""
+    """What the files of a month contain; all but ``rewrites`` is recomputed from them."""
 
     month: str
     sha256: str
@@ -48,9 +56,11 @@ class Manifest(msgspec.Struct, frozen=True):
     charge_nanos: int
     steps: int
     personal: int
-    """Number of receipts and steps with metadata or an error, which can be erased in SQL only."""
+    """Number of receipts and steps with metadata or an error, which erasing clears."""
     transfers: dict[str, Sum]
     files: tuple[ArchiveFile, ...] = ()
+    rewrites: tuple[Rewrite, ...] = ()
+    """Erasures, which the files do not tell."""
 
     @property
     def bytes(self) -> int:

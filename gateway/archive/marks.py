@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, select
 
 from gateway.archive.manifest import Manifest
-from gateway.errors import Gone
+from gateway.checks.months import month_of
+from gateway.errors import Gone, Unavailable
 from gateway.ids import first_request_id
 from gateway.ledger.periods import MonthSpan, span_of
 from gateway.tables.archives import archives
@@ -86,13 +88,41 @@ def archived_months(
     return found
 
 
-def personal_months(connection: Connection) -> list[str]:
-    """List the months whose files contain metadata or errors of requests."""
+def removed_archives(
+    connection: Connection, booked: tuple[datetime, datetime]
+) -> tuple[Archive, ...]:
+    """List the archives whose receipts were booked in a span, by their first request."""
+    query = select(archives).where(*_removed_within(booked)).order_by(archives.c.first_id)
+    return tuple(_read(row) for row in connection.execute(query).mappings())
+
+
+def check_unchanged(
+    connection: Connection, booked: tuple[datetime, datetime], known: Sequence[Archive]
+) -> None:
+    """Raise ``Unavailable`` if a month of a span was archived, restored or rewritten since its
+    archives were listed."""
+    query = select(archives.c.month, archives.c.nonce).where(*_removed_within(booked))
+    found = {(row.month, row.nonce) for row in connection.execute(query)}
+    if found != {(archive.month, archive.nonce) for archive in known}:
+        raise Unavailable(
+            "archive_unavailable",
+            "A month of the span was archived or restored meanwhile; send the request again.",
+        )
+
+
+def _removed_within(booked: tuple[datetime, datetime]) -> list[ColumnElement[bool]]:
+    last = booked[1] - timedelta(microseconds=1)
     return [
-        archive.month
-        for archive in list_archives(connection)
-        if archive.manifest is None or archive.manifest.personal
+        archives.c.state.in_(REMOVED),
+        archives.c.first_id.is_not(None),
+        archives.c.month >= month_of(booked[0]),
+        archives.c.month <= month_of(last),
     ]
+
+
+def unfinished_months(connection: Connection) -> list[str]:
+    """List the months whose files are being written, or were not completed."""
+    return [archive.month for archive in list_archives(connection) if archive.manifest is None]
 
 
 def refuse_archived(months: list[str], what: str) -> None:

@@ -10,19 +10,31 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Column, Connection, Table, select
+from sqlalchemy import Column, ColumnElement, Connection, Table, select
 
 from gateway.ledger.periods import span_of
 from gateway.sql.database import microseconds
 from gateway.tables.core import receipts, transfers
 from gateway.tables.settlement_time import settled_within
 
-_NOT_SEALED: Final = ("metadata", "timings", "error", "windows", "attributes")
+_NOT_SEALED: Final = (
+    *("metadata", "timings", "error", "windows", "attributes"),
+    # For the operator; months were sealed before these columns existed.
+    *("run", "expense_nanos"),
+)
 
 
 def sealed_columns(table: Table) -> list[Column[Any]]:
     """Return the columns of receipts or transfers that the digest covers, in its order."""
     return [column for column in table.c if column.name not in _NOT_SEALED]
+
+
+def digest_columns(table: Table) -> list[ColumnElement[Any]]:
+    """Return the same columns as ``SealDigest`` takes them."""
+    return [
+        microseconds(column) if column.name.endswith("_at") else column
+        for column in sealed_columns(table)
+    ]
 
 
 class SealDigest:
@@ -50,10 +62,6 @@ def seal_of_month(connection: Connection, month: str) -> str:
         (receipts, settled_within(connection, *span), receipts.c.request_id),
         (transfers, [booked_at >= span.starts_at, booked_at < span.ends_at], transfers.c.id),
     ):
-        plain = [
-            microseconds(column) if column.name.endswith("_at") else column
-            for column in sealed_columns(table)
-        ]
-        query = select(*plain).where(*conditions).order_by(order)
+        query = select(*digest_columns(table)).where(*conditions).order_by(order)
         digest.add(connection.execute(query, execution_options={"yield_per": 5000}))
     return digest.sha256

@@ -12,15 +12,18 @@ from datetime import datetime
 
 from sqlalchemy import Connection, select
 
+from gateway.accounts.locks import lock_accounts, lock_organisations
 from gateway.archive.marks import archived_months, refuse_archived
 from gateway.checks.entered import REFERENCE_MAX, check_text
 from gateway.ledger.closed import UNITS
 from gateway.ledger.discounts import class_price, read_discounts
+from gateway.ledger.periods import booking_time
 from gateway.ledger.refunds import NotRefundable, refund
 from gateway.ledger.transfers import TransferConflict
 from gateway.pricing import Price, UnpricedUsage, charge
 from gateway.sql.database import exact_sum
 from gateway.tables.core import receipts, refunds
+from gateway.tables.settlement_time import settled_within
 from workers.contract.jobs import Usage
 
 
@@ -66,7 +69,11 @@ def post(
     """Refund what was planned, once per reference; return the amount booked by this call."""
     check_text(reference, "the reference", longest=REFERENCE_MAX, required=True)
     booked = 0
-    # Accounts are locked one after the other, in the global lock order.
+    # In the global lock order: the month, all accounts, all organisations.
+    booking_time(connection)
+    lock_organisations(
+        connection, lock_accounts(connection, {one.account_id for one in corrections})
+    )
     for each in sorted(corrections, key=lambda each: (each.account_id, each.request_id)):
         try:
             made = refund(
@@ -115,6 +122,8 @@ def _overpaid(
             receipts.c.outcome == "charged",
             receipts.c.accepted_at >= starts_at,
             receipts.c.accepted_at < ends_at,
+            # What was accepted in the span was settled since: older months are not read.
+            *settled_within(connection, starts_at),
         )
         .order_by(receipts.c.request_id)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -10,17 +10,25 @@ from sqlalchemy import Connection
 
 from gateway.ledger.closed import UNITS
 from gateway.ledger.prices import PriceCache, read_price
-from gateway.ledger.steps import itemized
+from gateway.ledger.steps import StepLine, itemized
 from gateway.pricing import Line
 from workers.contract.jobs import Usage
 
 
-def charged_lines(connection: Connection, row: Any, prices: PriceCache) -> Iterator[Line]:
-    """Itemise a row of ``receipts``. If the hold capped the charge, the last lines are reduced."""
+def charged_lines(
+    connection: Connection,
+    row: Any,
+    prices: PriceCache,
+    steps: Sequence[StepLine] | None = None,
+) -> Iterator[Line]:
+    """Itemise a row of ``receipts``, with its steps if these are archived.
+
+    If the hold capped the charge, the last lines are reduced.
+    """
     usage = Usage(**{unit: row[unit] for unit in UNITS}, attributes=row["attributes"] or {})
     left = row["charge_nanos"]
     price = read_price(connection, row["price_id"], prices)
-    for line in itemized(connection, row["request_id"], price, usage, prices):
+    for line in itemized(connection, row["request_id"], price, usage, prices, steps):
         amount = min(line.amount_nanos, left)
         left -= amount
         yield msgspec.structs.replace(line, amount_nanos=amount)

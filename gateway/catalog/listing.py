@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from fractions import Fraction
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, cast
 
 from gateway.catalog.availability import availability
+from gateway.catalog.derived import once_per_entry
 from gateway.catalog.market.contract import Contract, contract_of
+from gateway.catalog.picking.typical import Find, typical_nanos, typical_usage
+from gateway.catalog.picking.words import strengths_of
 from gateway.catalog.schema import CatalogEntry, PriceLine
-from gateway.catalog.tasks import TASKS, Modality
+from gateway.catalog.tasks import TASKS, Modality, Task
 from gateway.catalog.views import (
     BatchPriceView,
     ContractView,
@@ -19,12 +21,11 @@ from gateway.catalog.views import (
     PriceLineView,
     ProvidersView,
     ProviderView,
+    TypicalOrderView,
     WorkflowView,
 )
 from gateway.pricing import NANOS_PER_USD, Unbookable, Unit, discounted, format_usd
 from workers.contract.streams import Announcement
-
-Sort: TypeAlias = Literal["name", "price", "-price"]
 
 PROVIDER: Final = "tollgate"
 """The only provider; OpenRouter lists several."""
@@ -60,18 +61,37 @@ _CHAT_PARAMETERS: Final = (
 
 
 def entry_view(
-    entry: CatalogEntry, announcements: Sequence[Announcement], *, for_operator: bool = False
+    entry: CatalogEntry,
+    announcements: Sequence[Announcement],
+    *,
+    find: Find,
+    for_operator: bool = False,
 ) -> EntryView:
-    """Return an entry for ``GET /v1/catalog/{name}``."""
+    """Return an entry for ``GET /v1/catalog/{name}``. ``find`` finds the models of a workflow."""
     missing = availability(entry, announcements)
-    view: EntryView = {
+    view = cast("EntryView", {**_fixed_view(entry)})
+    view["available"] = missing is None
+    view["reason"] = None if missing is None else missing.reason
+    if (typical := typical_nanos(entry, find)) is not None:
+        view["typical_price"] = format_usd(typical)
+    if for_operator:
+        view["reason_detail"] = missing.detail if missing else None
+    return view
+
+
+@once_per_entry
+def _fixed_view(entry: CatalogEntry) -> EntryView:
+    """Return what depends on the entry alone; the rest is null."""
+    return {
         "name": entry.name,
         "object": "catalog.entry",
         "aliases": list(entry.aliases),
         "task": entry.task,
         "also": list(entry.also),
-        "available": missing is None,
-        "reason": None if missing is None else missing.reason,
+        "available": False,
+        "reason": None,
+        "typical_price": None,
+        "typical_order": order_view(entry, entry.task),
         "price": price_view(entry),
         "minimum": format_usd(entry.minimum) if entry.minimum else None,
         "from_price": None if (least := from_price(entry)) is None else decimal(least),
@@ -94,11 +114,37 @@ def entry_view(
         "voices": list(entry.known_voices),
         "languages": list(entry.known_languages),
         "good_for": list(entry.good_for),
+        "tier": entry.tier,
+        "roles": list(entry.roles),
+        "why": entry.why,
+        "strengths": list(strengths_of(entry)),
+        "vocabulary": list(entry.vocabulary.words) if entry.vocabulary else None,
+        "examples": examples_of(entry),
         "contract": _contract_view(found) if (found := contract_of(entry)) else None,
     }
-    if for_operator:
-        view["reason_detail"] = missing.detail if missing else None
-    return view
+
+
+def examples_of(entry: CatalogEntry) -> list[dict[str, Any]]:
+    """Return inputs that work: the entry's own, or that of its contract."""
+    if entry.examples:
+        return list(entry.examples)
+    contract = contract_of(entry)
+    return [contract.example] if contract is not None else []
+
+
+def order_view(entry: CatalogEntry, task: Task) -> TypicalOrderView:
+    """Return the order that ``typical_price`` is for."""
+    usage = typical_usage(entry, task)
+    quantities: Mapping[str, float] = {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "images": usage.images,
+        "video_seconds": usage.video_ms / 1000,
+        "audio_seconds": usage.audio_ms / 1000,
+        "characters": usage.characters,
+    }
+    given = {name: quantity for name, quantity in quantities.items() if quantity}
+    return {"task": task, "quantities": given, "attributes": usage.attributes}
 
 
 def _contract_view(contract: Contract) -> ContractView:
@@ -273,41 +319,6 @@ def price_view(entry: CatalogEntry) -> list[PriceLineView]:
     ]
 
 
-def choose(
-    entries: Sequence[CatalogEntry],
-    announcements: Sequence[Announcement],
-    *,
-    task: str | None = None,
-    max_price: Decimal | None = None,
-    available: bool | None = None,
-    good_for: str | None = None,
-    sort: Sort = "name",
-) -> list[CatalogEntry]:
-    """Filter and sort entries. ``max_price`` and the sort by price use ``from_price``."""
-    chosen = [
-        entry
-        for entry in entries
-        if (task is None or task == entry.task or task in entry.also)
-        and (max_price is None or _costs_at_most(entry, Fraction(max_price)))
-        and (available is None or available == (availability(entry, announcements) is None))
-        and (good_for is None or good_for in entry.good_for)
-    ]
-    if sort == "name":
-        return sorted(chosen, key=_by_name)
-    # Sorting is stable, so entries of equal price stay sorted by name. Workflows priced by their
-    # steps come last in either direction.
-    priced = [(least, entry) for entry in chosen if (least := from_price(entry)) is not None]
-    priced.sort(key=lambda each: _by_name(each[1]))
-    priced.sort(key=lambda each: each[0], reverse=sort == "-price")
-    others = sorted((entry for entry in chosen if not entry.price), key=_by_name)
-    return [*(entry for _, entry in priced), *others]
-
-
-def _costs_at_most(entry: CatalogEntry, most: Fraction) -> bool:
-    least = from_price(entry)
-    return least is not None and least <= most
-
-
 def from_price(entry: CatalogEntry) -> Fraction | None:
     """Return the lowest price in USD per single unit of the entry's first priced unit.
 
@@ -347,7 +358,3 @@ def modalities(entry: CatalogEntry) -> tuple[list[Modality], list[Modality]]:
     kinds = [TASKS[task] for task in (entry.task, *entry.also)]
     reads = dict.fromkeys(read for kind in kinds for read in kind.reads)
     return list(reads), list(dict.fromkeys(kind.makes for kind in kinds))
-
-
-def _by_name(entry: CatalogEntry) -> tuple[str, str]:
-    return entry.name.lower(), entry.name

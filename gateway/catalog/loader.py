@@ -13,6 +13,7 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from gateway.catalog.advice import findings
 from gateway.catalog.document import Document, Flaw, Place, Unreadable
 from gateway.catalog.problems import CatalogError, CatalogProblem
 from gateway.catalog.rules import Conflicts, repeated, route
@@ -26,8 +27,10 @@ from gateway.catalog.schema import (
     PriceLine,
     Quality,
     Upstream,
+    Vocabulary,
 )
 from gateway.catalog.tasks import TASKS
+from gateway.catalog.vocabulary import NoWords, with_words
 from gateway.catalog.workflow import Step, Workflow, WorkflowInput
 from gateway.pricing import UNITS
 
@@ -36,6 +39,7 @@ SHOWN_MAX: Final = 60
 _SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "models": CatalogEntry,
     "price": PriceLine,
+    "cost": PriceLine,
     "limits": Limits,
     "upstream": Upstream,
     "workflow": Workflow,
@@ -43,12 +47,14 @@ _SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "steps": Step,
     "default_parameters": DefaultParameters,
     "qualities": Quality,
+    "vocabulary": Vocabulary,
 }
 _ACCEPTED: Final[Mapping[str, str]] = {
     "models": "a list of entries",
     "name": 'the name that clients send, such as "acme/small-1.5"',
     "task": f"one of {', '.join(TASKS)}",
     "price": 'a list, such as [{unit: request, amount: "0.035"}]',
+    "cost": 'a list, such as [{unit: request, amount: "0.02"}]',
     "unit": f"one of {', '.join(UNITS)}",
     "amount": 'USD as a decimal string in quotes, such as "0.035"',
     "url": 'a URL, such as "https://api.example.com/v1"',
@@ -66,6 +72,10 @@ _PATTERNS: Final[Mapping[str, str]] = {
 
 def load_catalog(path: Path) -> Catalog:
     """Read and check a catalog file. Raise ``CatalogError``, or ``OSError`` if it is unreadable."""
+    return _load(path)[0]
+
+
+def _load(path: Path) -> tuple[Catalog, Document]:
     try:
         document = Document(path.read_bytes().decode())
     except UnicodeDecodeError as error:
@@ -83,20 +93,39 @@ def load_catalog(path: Path) -> Catalog:
         for place, message in (*_complaints(error), *_across(document.value)):
             flaw = Flaw(document.position(place), message)
             problems.append(_problem(path, flaw, _dotted(place)))
+    if catalog is not None:
+        models = []
+        for index, entry in enumerate(catalog.models):
+            try:
+                models.append(with_words(entry, path.resolve().parent))
+            except NoWords as error:
+                place = ("models", index, "vocabulary", "file")
+                flaw = Flaw(document.position(place), str(error))
+                problems.append(_problem(path, flaw, _dotted(place)))
+        catalog = catalog.model_copy(update={"models": tuple(models)})
     if problems or catalog is None:
         raise CatalogError(_once_per_position(problems))
-    return catalog
+    return catalog, document
 
 
 def check(path: Path) -> tuple[CatalogProblem, ...]:
-    """Return all problems of a catalog file; none if it is valid."""
+    """Return all problems of a catalog file. It can be loaded if there are none, or if each of them
+    is a warning or contradicts the contract of a vendor's model."""
     try:
-        load_catalog(path)
+        return tuple(_advice(path, *_load(path)))
     except CatalogError as error:
         return error.problems
     except OSError as error:
         return (CatalogProblem(str(path), 1, 1, "", f"cannot be read: {error.strerror}"),)
-    return ()
+
+
+def _advice(path: Path, catalog: Catalog, document: Document) -> Iterator[CatalogProblem]:
+    """Yield what is wrong with a catalog that can be loaded."""
+    for index, entry in enumerate(catalog.models):
+        for place, message, level in findings(entry):
+            whole = ("models", index, *place)
+            at = document.position(whole)
+            yield CatalogProblem(str(path), at.line, at.column, _dotted(whole), message, level)
 
 
 def _problem(path: Path, flaw: Flaw, place: str = "") -> CatalogProblem:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Level: TypeAlias = Literal["error", "warning"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +18,13 @@ class CatalogProblem:
     column: int
     path: str
     message: str
+    level: Level = "error"
+    """A catalog with warnings alone is valid."""
 
     def __str__(self) -> str:
         where = f" {self.path}:" if self.path else ""
-        return f"{self.file}:{self.line}:{self.column}:{where} {self.message}"
+        level = " warning:" if self.level == "warning" else ""
+        return f"{self.file}:{self.line}:{self.column}:{level}{where} {self.message}"
 
 
 class CatalogError(Exception):

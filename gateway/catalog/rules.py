@@ -100,6 +100,7 @@ _NOT_OF_WORKFLOWS: Final = frozenset(
         "checkpoint",
         "options",
         "upstream",
+        "cost",
         "batch_discount",
         "default_parameters",
         "sizes",
@@ -136,6 +137,7 @@ def conflicts(entry: CatalogEntry) -> Iterator[Conflict]:
     else:
         yield ("price",), "only a workflow can be priced by its steps; give a list of prices"
     yield from _conditions(entry.price)
+    yield from _cost(entry)
     yield from _applicable(entry)
     yield from _bookable(entry)
     yield from _batches(entry)
@@ -326,20 +328,41 @@ def _coverage(entry: CatalogEntry) -> Iterator[Conflict]:
             yield ("price", index, "unit"), message
 
 
-def _conditions(lines: Sequence[PriceLine]) -> Iterator[Conflict]:
-    """Find usage of a unit for which there is not exactly one most specific price line."""
+def _cost(entry: CatalogEntry) -> Iterator[Conflict]:
+    """Find costs of what is never measured, and of a model that runs here."""
+    if not entry.cost:
+        return
+    if entry.upstream is None:
+        yield ("cost",), "only an upstream has a cost; that of a device is in gpu_hours"
+        return
+    countable = {
+        unit
+        for task in _all_tasks(entry)
+        for group in _SUFFICIENT_UNITS[TASKS[task].makes]
+        for unit in (*group, *_OPTIONAL.get(TASKS[task].makes, ()))
+    }
+    for index, line in enumerate(entry.cost):
+        if line.unit in _UNREPORTED or line.unit not in countable:
+            accepted = ", ".join(sorted(countable - _UNREPORTED.keys()))
+            message = f"{entry.task} is not measured in {line.unit}s; accepted: {accepted}"
+            yield ("cost", index, "unit"), message
+    yield from _conditions(entry.cost, "cost")
+
+
+def _conditions(lines: Sequence[PriceLine], field: str = "price") -> Iterator[Conflict]:
+    """Find usage of a unit for which there is not exactly one most specific line."""
     seen: set[tuple[object, ...]] = set()
     for index, line in enumerate(lines):
         key = (line.unit, *sorted(line.when.items()))
         if key in seen:
             condition = f" when {_describe(line.when)}" if line.when else ""
-            yield ("price", index), f"{line.unit} already has a price{condition}"
+            yield (field, index), f"{line.unit} already has a price{condition}"
         seen.add(key)
     for index, line in enumerate(lines):
         if line.when and (line.unit,) not in seen:
             seen.add((line.unit,))
             message = f"{line.unit} has only conditional prices; add a line without `when`"
-            yield ("price", index, "when"), f"{message} for everything else"
+            yield (field, index, "when"), f"{message} for everything else"
     for (_, one), (index, other) in combinations(enumerate(lines), 2):
         both = {**one.when, **other.when}
         if (
@@ -350,7 +373,7 @@ def _conditions(lines: Sequence[PriceLine]) -> Iterator[Conflict]:
             and (one.unit, *sorted(both.items())) not in seen
         ):
             both_apply = f"{_describe(one.when)} and {_describe(other.when)} can both apply"
-            yield ("price", index, "when"), f"{both_apply}; add a line for both together"
+            yield (field, index, "when"), f"{both_apply}; add a line for both together"
 
 
 def _applicable(entry: CatalogEntry) -> Iterator[Conflict]:

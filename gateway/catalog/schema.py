@@ -8,7 +8,8 @@ errors before anything is sold. A superset of what a worker reads from the same 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args
 
 from pydantic import (
     AfterValidator,
@@ -85,6 +86,9 @@ Tag: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=40)]
 Size: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,4}x[1-9][0-9]{0,4}$")]
 """Width and height in pixels, such as ``1024x768``."""
 Steps: TypeAlias = Annotated[StrictInt, Field(ge=1, le=1000)]
+Tier: TypeAlias = Literal["demo", "entry", "middle", "top"]
+TIERS: Final[tuple[Tier, ...]] = get_args(Tier)
+"""The tiers, lowest first. ``demo``: a model that shows how something works, not how well."""
 SIDE_MAX: Final = 16_384
 SCALE_MAX: Final = 8
 FPS_MAX: Final = 120
@@ -109,6 +113,14 @@ class PriceLine(CatalogModel):
     amount: Amount
     per: Count = 1
     when: dict[Annotated[str, AfterValidator(_condition)], Text] = {}
+
+
+def price_of(lines: Iterable[PriceLine], minimum_nanos: int = 0) -> Price:
+    """Return the price that some lines make up."""
+    return Price(
+        tuple(Component(line.unit, line.amount, line.per, line.when) for line in lines),
+        minimum_nanos,
+    )
 
 
 class Limits(CatalogModel):
@@ -189,6 +201,20 @@ class Slo(CatalogModel):
     total_ms: Count | None = None
 
 
+class Vocabulary(CatalogModel):
+    """The words that a model understands; it ignores all others."""
+
+    file: Text | None = None
+    """Tokenizer file of whole words, relative to the checkpoint; ``load_catalog`` reads it."""
+    words: Annotated[tuple[Text, ...], Field(max_length=10_000)] = ()
+
+    @model_validator(mode="after")
+    def _has_source(self) -> Self:
+        if self.file is None and not self.words:
+            raise ValueError("give `file`, a tokenizer file, or `words`")
+        return self
+
+
 # Without user or password: credentials are set in the environment only.
 Url: TypeAlias = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/@]+(/\S*)?$")]
 Variable: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")]
@@ -235,10 +261,7 @@ class Pricing(CatalogModel):
 
     @property
     def selling_price(self) -> Price:
-        return Price(
-            tuple(Component(line.unit, line.amount, line.per, line.when) for line in self.price),
-            self.minimum or 0,
-        )
+        return price_of(self.price, self.minimum or 0)
 
 
 class CatalogEntry(Pricing):
@@ -266,6 +289,8 @@ class CatalogEntry(Pricing):
     """Discount on the price in batches."""
     default_parameters: DefaultParameters = DefaultParameters()
     slo: Slo | None = None
+    cost: tuple[PriceLine, ...] = ()
+    """What the upstream charges the operator; customers never see it."""
 
     family: Text | None = None
     description: Annotated[str, StringConstraints(max_length=1000)] = ""
@@ -279,12 +304,28 @@ class CatalogEntry(Pricing):
     voices: tuple[Tag, ...] = ()
     languages: tuple[Tag, ...] = ()
     good_for: tuple[Tag, ...] = ()
+    tier: Tier | None = None
+    roles: tuple[Tag, ...] = ()
+    """Roles of the people for whom the model is a good pick, such as ``student``."""
+    why: Text | None = None
+    """The reason to pick the model, in one sentence."""
+    strengths: tuple[Text, ...] = ()
+    """Default: those of the model's contract."""
+    vocabulary: Vocabulary | None = None
+    """None if any text is understood."""
+    examples: tuple[dict[str, Any], ...] = ()
+    """Inputs of ``POST /v1/requests``. Default: the example of the model's contract."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if found := tuple(rules.conflicts(self)):
             raise rules.Conflicts(found)
         return self
+
+    @property
+    def buying_price(self) -> Price | None:
+        """What the upstream charges, or None if that is not stated."""
+        return price_of(self.cost) if self.cost else None
 
     @property
     def known_voices(self) -> tuple[str, ...]:
@@ -317,6 +358,8 @@ class Catalog(CatalogModel):
     """The contents of ``catalog.yaml``."""
 
     version: Literal[1] = 1
+    gpu_hours: dict[Tag, Amount] = {}
+    """Price of an hour of a device, by a part of its name, such as ``H200`` or ``cpu``."""
     models: Annotated[tuple[CatalogEntry, ...], Field(min_length=1)]
 
     @model_validator(mode="after")

@@ -12,8 +12,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
@@ -25,10 +25,12 @@ from sqlalchemy.exc import IntegrityError, NoResultFound
 from gateway import metrics
 from gateway.aside import Aside
 from gateway.audit_log import Author, record
+from gateway.catalog.advice import log_findings
 from gateway.catalog.batch_prices import BatchPrice, PriceSchedule, PriceStart, due
 from gateway.catalog.loader import load_catalog
 from gateway.catalog.problems import CatalogError, CatalogProblem
 from gateway.catalog.schema import Catalog, CatalogEntry
+from gateway.checks.moments import timestamp
 from gateway.errors import InvalidRequest, Unavailable
 from gateway.ledger.discounts import (
     Discounts,
@@ -36,12 +38,15 @@ from gateway.ledger.discounts import (
     put_discount_in_force,
     read_discounts,
 )
+from gateway.ledger.expenses import NO_RATES, ExpenseRates
 from gateway.ledger.prices import (
     LIST,
     OPERATOR_NOTICE_S,
     PriceCache,
+    PriceChange,
     not_cancelled,
     put_in_force,
+    read_catalog_change,
     read_price,
     read_version,
     store_price,
@@ -81,13 +86,21 @@ _NO_TERMS: Final = Terms(0, {}, {})
 
 
 class LiveCatalog:
-    def __init__(self, path: Path, database: Database) -> None:
+    def __init__(self, path: Path, database: Database, *, hour_nanos: int | None = None) -> None:
         self._path = path
         self._database = database
         self._alone = database.engine.dialect.name == "sqlite"
         self._reloading = asyncio.Lock()
         self._entries: Mapping[str, CatalogEntry] = {}
         self._aliases: Mapping[str, str] = {}
+        self._spellings: Mapping[str, str] = {}
+        """Names and aliases by their lower case, except those that differ by case alone."""
+        self._at_prices: dict[tuple[str, int], CatalogEntry] = {}
+        """Entries at prices other than those of the file, by name and price id."""
+        self.expense_rates = NO_RATES
+        """What the operator pays for upstreams and devices."""
+        self._hour_nanos = hour_nanos
+        self._advised: Mapping[str, CatalogEntry] | None = None
         self._terms = _NO_TERMS
         self._batch_prices: BatchPrices = {}
         self._unreadable: set[int] = set()
@@ -99,9 +112,12 @@ class LiveCatalog:
         """All price rows that this process has read; rows are immutable."""
 
     @classmethod
-    async def open(cls, path: Path, database: Database) -> Self:
-        """Read the catalog and put its prices in force. Raise ``CatalogError`` or ``OSError``."""
-        live = cls(path, database)
+    async def open(cls, path: Path, database: Database, *, hour_nanos: int | None = None) -> Self:
+        """Read the catalog and put its prices in force. Raise ``CatalogError`` or ``OSError``.
+
+        ``hour_nanos`` is the operator's price of a device hour, unless the catalog has another.
+        """
+        live = cls(path, database, hour_nanos=hour_nanos)
         await live._put_on_sale(load_catalog(path), None)
         # Putting prices in force can take longer than they are valid without a refresh.
         await live.refresh()
@@ -125,9 +141,15 @@ class LiveCatalog:
             return ()
 
     async def keep_fresh(self, beat: Beat = no_beat) -> None:
-        """Apply prices that other processes put in force, until cancelled."""
+        """Apply prices that other processes put in force, until cancelled.
+
+        Log once for each catalog what is wrong with it.
+        """
         while True:
             await asyncio.sleep(REFRESH_S)
+            if self._advised is not self._entries:
+                self._advised = self._entries
+                await asyncio.to_thread(log_findings, tuple(self._entries.values()))
             try:
                 await self.refresh()
             except SQL_OUTAGE as error:
@@ -169,9 +191,24 @@ class LiveCatalog:
             price_id = self._batch_price_id(name, now, price_id)
         return price_id, self.prices[price_id]
 
+    def spelling(self, name: str) -> str:
+        """Return a model's name, or an alias, as the catalog spells it; any other name unchanged.
+
+        Case matters only between names that differ in nothing else.
+        """
+        if name in self._entries or name in self._aliases:
+            return name
+        return self._spellings.get(name.lower(), name)
+
+    def spellings(self) -> Iterator[str]:
+        """Yield all names and aliases."""
+        yield from self._entries
+        yield from self._aliases
+
     def resolve(self, name: str) -> str:
-        """Return the model of an alias; any other name unchanged."""
-        return self._aliases.get(name, name)
+        """Return the model of a name or an alias in any case; any other name unchanged."""
+        spelled = self.spelling(name)
+        return self._aliases.get(spelled, spelled)
 
     def find(self, name: str) -> CatalogEntry | None:
         """Return the entry of a model or of an alias, at its price in the catalog file."""
@@ -194,7 +231,8 @@ class LiveCatalog:
 
     def has_price_override(self, name: str, account_id: int) -> bool:
         """Whether a price override of the account is in force for a model now."""
-        return self._in_force((name, account_id), datetime.now(UTC)) is not None
+        own = (name, account_id)
+        return account_id != LIST and self._in_force(own, datetime.now(UTC)) is not None
 
     def names(self) -> tuple[str, ...]:
         """Return the models on sale."""
@@ -219,6 +257,7 @@ class LiveCatalog:
             sold = set(connection.execute(select(price_periods.c.model).distinct()).scalars())
             version = read_version(connection)
             changed: list[str] = []
+            prices: dict[str, PriceChange] = {}
             # In a fixed order, so that gateways that start together cannot deadlock.
             for entry in sorted(catalog.models, key=lambda entry: entry.name):
                 starts_at = now + notice if entry.name in sold else now
@@ -227,8 +266,12 @@ class LiveCatalog:
                 if (latest := read_version(connection)) != version:
                     version = latest
                     changed.append(entry.name)
+                    change = read_catalog_change(connection, entry.name)
+                    # Otherwise only its discount has changed.
+                    if change["starts_at"] >= timestamp(now):
+                        prices[entry.name] = change
             if author is not None or changed:
-                after = {"models": len(catalog.models), "changed": changed}
+                after = {"models": len(catalog.models), "changed": changed, "prices": prices}
                 by = author or Author("start of a gateway", "system")
                 record(connection, by, "catalog.load", "catalog", after=after)
             terms = self._read(connection)
@@ -247,7 +290,17 @@ class LiveCatalog:
         )
         await asyncio.sleep(max(max(ahead).total_seconds(), 0))
         self._entries = {entry.name: entry for entry in catalog.models}
+        self._at_prices = {}
         self._aliases = {alias: entry.name for entry in catalog.models for alias in entry.aliases}
+        names = tuple(self.spellings())
+        times = Counter(name.lower() for name in names)
+        self._spellings = {name.lower(): name for name in names if times[name.lower()] == 1}
+        buying = {entry.name: entry.buying_price for entry in catalog.models}
+        self.expense_rates = ExpenseRates(
+            {name: price for name, price in buying.items() if price is not None},
+            catalog.gpu_hours,
+            self._hour_nanos,
+        )
         self._name_models()
 
     async def _write(self, function: Callable[[Connection], T]) -> T:
@@ -361,4 +414,10 @@ class LiveCatalog:
     def _at_price(self, entry: CatalogEntry, now: datetime, account_id: int) -> CatalogEntry:
         price_id = self._price_id(entry.name, now, account_id)
         price = None if price_id is None else self.prices.get(price_id)
-        return entry if price is None else entry.at(price)
+        if price is None or price_id is None:
+            return entry
+        place = entry.name, price_id
+        if (found := self._at_prices.get(place)) is None:
+            # The same object each time, so that what is derived from it is computed once.
+            found = self._at_prices[place] = entry.at(price)
+        return found

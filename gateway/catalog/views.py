@@ -81,6 +81,14 @@ class ContractView(TypedDict):
     example: dict[str, Any]
 
 
+class TypicalOrderView(TypedDict):
+    """One result as it is usually ordered; the unit of comparison between models."""
+
+    task: str
+    quantities: dict[str, float]
+    attributes: dict[str, str]
+
+
 class EntryView(TypedDict):
     """A catalog entry, with all of its fields."""
 
@@ -92,6 +100,8 @@ class EntryView(TypedDict):
     available: bool
     reason: str | None
     reason_detail: NotRequired[str | None]
+    typical_price: str | None
+    typical_order: TypicalOrderView
     price: list[PriceLineView]
     minimum: str | None
     from_price: str | None
@@ -112,6 +122,12 @@ class EntryView(TypedDict):
     voices: list[str]
     languages: list[str]
     good_for: list[str]
+    tier: str | None
+    roles: list[str]
+    why: str | None
+    strengths: list[str]
+    vocabulary: list[str] | None
+    examples: list[dict[str, Any]]
     contract: ContractView | None
 
 
@@ -231,3 +247,49 @@ class ProvidersView(TypedDict):
     description: str
     architecture: ArchitectureView
     endpoints: list[ProviderView]
+
+
+class WhatIfView(TypedDict):
+    """The cost of many typical results, in USD."""
+
+    results: int
+    cost: str
+
+
+class PickedView(TypedDict):
+    """One picked model; ``matched`` lists the stems of words that it was found by."""
+
+    name: str
+    task: str
+    tier: str | None
+    why: str
+    typical_price: str
+    typical_order: TypicalOrderView
+    what_if: WhatIfView
+    available: bool
+    measured_seconds: float | None
+    points: int
+    matched: list[str]
+
+
+class WishView(TypedDict):
+    """How the question was understood."""
+
+    task: str | None
+    roles: list[str]
+    words: list[str]
+    unknown_words: list[str]
+    budget: str | None
+
+
+class PickView(TypedDict):
+    """``today`` is the local model that runs now; ``message`` says why ``best`` is null."""
+
+    object: Literal["catalog.pick"]
+    asked: WishView
+    best: PickedView | None
+    cheaper: PickedView | None
+    better: PickedView | None
+    today: PickedView | None
+    ranked: list[PickedView]
+    message: str | None

@@ -30,16 +30,17 @@ _TURNS: Final = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI
 _RESERVED_PREFIXES: Final = ("id:", "system:", "receivable:")
 
 
-def check_account_name(name: str) -> str:
-    """Check the name of an account: it must not be a number, and be usable in a path."""
-    check_text(name, "the name of an account", longest=NAME_MAX, required=True)
+def check_account_name(name: str, *, what: str = "account") -> str:
+    """Check the name of an account or organisation: it must not be a number, and be usable in a
+    path."""
+    check_text(name, f"the name of an {what}", longest=NAME_MAX, required=True)
     if name != name.strip():
         raise ValueError(f"the name {name!r} starts or ends with a blank")
     if "/" in name:
         raise ValueError(f"the name {name!r} contains a slash")
     if not any(not character.isnumeric() for character in name):
         raise ValueError(
-            f"the name {name!r} is a number, and accounts are found by number too; "
+            f"the name {name!r} is a number, and {what}s are found by number too; "
             "add a letter, such as customer-30"
         )
     if name.casefold() in _RESERVED_NAMES or name.casefold().startswith(_RESERVED_PREFIXES):

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Final
 
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 YEARS: Final = range(1900, 9999)
 """Accepted years: their days can be represented in every time zone."""
+MICROSECOND: Final = timedelta(microseconds=1)
 _MOMENT: Final = re.compile(
     r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?([Zz]|[+-]\d\d:\d\d)", re.ASCII
 )
+
+
+def microseconds_of(moment: datetime) -> int:
+    """Return a moment as microseconds since 1970."""
+    return (moment - EPOCH) // MICROSECOND
+
+
+def moment_of(microseconds: int) -> datetime:
+    """Return the moment that is a number of microseconds after 1970."""
+    return EPOCH + timedelta(microseconds=microseconds)
 
 
 def read_day(text: str) -> date:

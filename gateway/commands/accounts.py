@@ -131,6 +131,7 @@ def key() -> None:
     type=click.Choice(ROLES),
     help="What an administrator's key may do.  [default: operator]",
 )
+@click.option("--user", metavar="EMAIL|ID", help="Member whose key it is, with the member's role.")
 @click.option("--expires", "expires_at", type=UtcTime(), help="When the key expires, in UTC.")
 @model_option
 @click.option("--requests-per-minute", type=per_minute, help="Maximum number of requests.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import click
+import msgspec
 
 from gateway.aside import KINDS, Kind
 from gateway.commands.terminal import (
@@ -17,7 +18,7 @@ from gateway.commands.terminal import (
     perform,
     print_views,
 )
-from gateway.operations.set_aside import list_all, release, retry
+from gateway.operations.set_aside import list_all, release, retry, show
 
 LIST_MAX: Final = 1000
 ROW: Final = columns("kind name times first_at last_at reason")
@@ -35,6 +36,14 @@ def aside() -> None:
 def aside_list(as_json: bool) -> None:
     """List the rows that are set aside, with the reason, newest first."""
     print_views(look_up(list_all, limit=LIST_MAX), ROW, as_json)
+
+
+@aside.command("show", epilog=example("tollgate aside show result req_0199…"))
+@kind_argument
+@click.argument("name")
+def aside_show(kind: Kind, name: str) -> None:
+    """Show a row as JSON; a result with what the upstream returned."""
+    click.echo(msgspec.json.format(msgspec.json.encode(look_up(show, kind, name))).decode())
 
 
 @aside.command("retry", epilog=example("tollgate aside retry batch batch_0199…"))

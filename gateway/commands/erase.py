@@ -69,7 +69,7 @@ def erase_command(
 async def _erase(
     settings: Settings, database: Database, author: Author, body: ErasureBody
 ) -> Counter[str]:
-    # Without a queue server, event logs end by themselves, 15 minutes after their last event.
+    # Without a queue server, event logs end by themselves, some minutes after their last event.
     redis = connect(settings.queue_url) if settings.redis_url else None
     try:
         events = EventLog(redis, namespace=settings.namespace) if redis else None

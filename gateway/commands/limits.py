@@ -30,7 +30,7 @@ from gateway.operations.limits import RateLimitBody
 from gateway.operations.storage import StorageLimitBody
 
 BUDGET: Final = columns(
-    "id account key model name window tz hard limit spent held remaining ends_at"
+    "id account organisation key model name window tz hard limit spent held remaining ends_at"
 )
 LIMIT: Final = columns(
     "account key model requests_per_minute tokens_per_minute concurrent cancelled_seconds_per_hour"
@@ -41,6 +41,14 @@ account_argument = click.argument("account", metavar="ACCOUNT")
 any_account_argument = click.argument("account", metavar="[ACCOUNT]", required=False)
 key_option = click.option("--key", metavar="PREFIX|ID", help="Only requests of this key.")
 model_option = click.option("--model", help="Only requests for this model.")
+window_option = click.option(
+    "--window",
+    type=click.Choice(WINDOWS),
+    required=True,
+    help="Interval after which spending is reset.",
+)
+soft_option = click.option("--soft", is_flag=True, help="Report overspending, but accept requests.")
+purpose_option = click.option("--name", default="", help="Purpose of the budget.")
 number = click.IntRange(1, LIMIT_MAX)
 
 
@@ -54,17 +62,12 @@ def budget() -> None:
 )
 @account_argument
 @click.argument("limit", type=Usd(), metavar="USD")
-@click.option(
-    "--window",
-    type=click.Choice(WINDOWS),
-    required=True,
-    help="Interval after which spending is reset.",
-)
+@window_option
 @key_option
 @model_option
-@click.option("--soft", is_flag=True, help="Report overspending, but accept requests.")
+@soft_option
 @click.option("--tz", metavar="ZONE", help="Time zone of its days.  [default: the account's]")
-@click.option("--name", default="", help="Purpose of the budget.")
+@purpose_option
 @audit_reason_option
 @actor_option
 @json_option
@@ -77,6 +80,7 @@ def budget_create(key: str | None, soft: bool, as_json: bool, **entered: Any) ->
 
 @budget.command("list", epilog=example("tollgate budget list acme"))
 @any_account_argument
+@click.option("--organisation", help="Only budgets of this organisation.")
 @key_option
 @model_option
 @page_options
@@ -90,13 +94,18 @@ def budget_list(key: str | None, as_json: bool, **entered: Any) -> None:
 @click.argument("budget_id", type=int, metavar="ID")
 @click.option("--limit", type=Usd(), help="New limit in USD.")
 @click.option("--hard/--soft", default=None, help="Refuse requests, or only report overspending.")
+@click.option(
+    "--overallot/--no-overallot",
+    default=None,
+    help="Whether budgets of an organisation's accounts may sum to more.",
+)
 @audit_reason_option
 @actor_option
 @json_option
 def budget_set(budget_id: int, as_json: bool, **entered: Any) -> None:
     """Change a budget, from the next request on."""
     if not any(value is not None for value in entered.values()):
-        raise click.UsageError("nothing to change: name --limit, --hard or --soft")
+        raise click.UsageError("nothing to change: name --limit, --hard, --soft or --overallot")
     changed = perform(budgets.change, budget_id, read_body(BudgetChange, entered))
     print_views([changed], BUDGET, as_json)
 

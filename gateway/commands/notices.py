@@ -22,11 +22,11 @@ from gateway.commands.terminal import (
     read_body,
     read_settings,
 )
-from gateway.notices.kinds import KINDS, TEST
+from gateway.notices.kinds import CONFIRMATION, KINDS, TEST
 from gateway.operations import notices as operations
 from gateway.operations.notices import SubscriptionBody
 
-SUBSCRIPTION: Final = columns("id account_id url email kinds created_at")
+SUBSCRIPTION: Final = columns("id account_id url email kinds created_at confirmed")
 
 
 @click.group()
@@ -95,7 +95,9 @@ def notices_test(subscription_id: int, as_json: bool) -> None:
 
 @notices.command("sent", epilog=example("tollgate notices sent acme --kind budget.passed"))
 @click.argument("account", metavar="[ACCOUNT]", required=False)
-@click.option("--kind", type=click.Choice((*KINDS, TEST)), help="Only notices of this kind.")
+@click.option(
+    "--kind", type=click.Choice((*KINDS, TEST, CONFIRMATION)), help="Only notices of this kind."
+)
 @page_options
 @json_option
 def notices_sent(as_json: bool, **entered: Any) -> None:

@@ -2,38 +2,70 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
+from sqlalchemy import Connection
 
 from gateway.accounts.accounts import find_account
-from gateway.archive.marks import archived_months, refuse_archived
 from gateway.billing.entries import LedgerEntry, entries
 from gateway.billing.exports.footer import Footer, Format, Profile, encode_footer
-from gateway.billing.reconciliation import check_books
+from gateway.billing.reconciliation import prove_here, run_reconciliation
+from gateway.billing.usage.margins import margin_sums
 from gateway.billing.usage.report import Filters, Group, read_dimensions, read_span, total, usage
 from gateway.commands.terminal import (
     actor_option,
     audit_reason_option,
+    command_author,
     example,
     json_option,
+    open_database,
     perform,
     print_rows,
+    read_settings,
     snapshot,
 )
 from gateway.operations import periods
+from gateway.operations.organisations import account_ids
 from gateway.pricing import format_usd
+from workers.contract.blobs import Blobs
+
+organisation_option = click.option("--organisation", help="Only accounts of this organisation.")
+
+
+class Owners(NamedTuple):
+    """Accounts of a report, or None for all, and the default time zone of its days."""
+
+    account_ids: tuple[int, ...] | None
+    zone: str
+
+
+def find_owners(connection: Connection, account: str | None, organisation: str | None) -> Owners:
+    """Find the accounts that a report is about."""
+    if account is not None and organisation is not None:
+        raise click.UsageError("name an account or an organisation, not both")
+    if organisation is not None:
+        return Owners(tuple(account_ids(connection, organisation)), "UTC")
+    if account is not None:
+        owner = find_account(connection, account)
+        return Owners((owner.id,), owner.report_tz)
+    return Owners(None, "UTC")
 
 
 @click.command(
     "usage",
-    epilog=example("tollgate usage acme --from 2026-11-01 --to 2026-11-30 --group-by day,model"),
+    epilog=example(
+        "tollgate usage acme --from 2026-11-01 --to 2026-11-30 --group-by day,model",
+        "tollgate usage --organisation acme-group --group-by account",
+    ),
 )
 @click.argument("account_name", metavar="[ACCOUNT]", required=False)
+@organisation_option
 @click.option("--from", "first", help="First day, or a moment with its offset.")
 @click.option("--to", "last", help="Last day (included), or a moment (excluded).")
 @click.option(
@@ -44,6 +76,7 @@ from gateway.pricing import format_usd
 @json_option
 def usage_command(
     account_name: str | None,
+    organisation: str | None,
     first: str | None,
     last: str | None,
     group_by: str,
@@ -51,26 +84,49 @@ def usage_command(
     model: str | None,
     as_json: bool,
 ) -> None:
-    """Sum usage and cost, of one account or of all."""
+    """Sum usage and cost, of one account or organisation, or of all."""
     by = read_dimensions(group_by, accounts=account_name is None)
     with snapshot() as connection:
-        owner = find_account(connection, account_name) if account_name else None
-        zone = tz or (owner.report_tz if owner else "UTC")
-        span = read_span(first, last, zone, now=datetime.now(UTC))
-        filters = Filters(
-            account_ids=(owner.id,) if owner else None, models=(model,) if model else None
-        )
+        owner = find_owners(connection, account_name, organisation)
+        span = read_span(first, last, tz or owner.zone, now=datetime.now(UTC))
+        filters = Filters(account_ids=owner.account_ids, models=(model,) if model else None)
         groups = usage(connection, span, by, filters)
     whole = total(groups)
     whole.labels = {name: "total" if name == by[0] else "" for name in by}
     print_rows([*groups, whole], _usage_row, as_json)
 
 
+@click.command("margin", epilog=example("tollgate margin --group-by model,device"))
+@click.option("--from", "first", help="First day, or a moment with its offset.")
+@click.option("--to", "last", help="Last day (included), or a moment (excluded).")
+@click.option(
+    "--group-by",
+    default="model",
+    show_default=True,
+    help="Dimensions, separated by commas: model, device, dtype, account, key, task, day, month.",
+)
+@click.option("--tz", default="UTC", show_default=True, help="Time zone of the days.")
+@click.option("--model", help="Only this model.")
+@json_option
+def margin_command(
+    first: str | None, last: str | None, group_by: str, tz: str, model: str | None, as_json: bool
+) -> None:
+    """Sum what requests earned and what they cost, by model, device, day or account."""
+    by = read_dimensions(group_by, accounts=True, margins=True)
+    with snapshot() as connection:
+        span = read_span(first, last, tz, now=datetime.now(UTC))
+        groups = usage(connection, span, by, Filters(models=(model,) if model else None))
+    whole = total(groups)
+    whole.labels = {name: "total" if name == by[0] else "" for name in by}
+    print_rows([*groups, whole], lambda group: {**group.labels, **margin_sums(group)}, as_json)
+
+
 @click.command(
     "export",
     epilog=example("tollgate export acme --from 2026-11-01 --to 2026-11-30 -o november.csv"),
 )
-@click.argument("account_name", metavar="ACCOUNT")
+@click.argument("account_name", metavar="[ACCOUNT]", required=False)
+@organisation_option
 @click.option("--from", "first", help="First day, or a moment with its offset.")
 @click.option("--to", "last", help="Last day (included), or a moment (excluded).")
 @click.option("--tz", help="Time zone of days and local times.  [default: the account's]")
@@ -86,7 +142,8 @@ def usage_command(
     help="File to write.",
 )
 def export_command(
-    account_name: str,
+    account_name: str | None,
+    organisation: str | None,
     first: str | None,
     last: str | None,
     tz: str | None,
@@ -94,25 +151,26 @@ def export_command(
     profile: Profile,
     output: Path,
 ) -> None:
-    """Write every charge and refund of an account to a file, and its footer to another."""
+    """Write every charge and refund of an account or organisation to a file, and its footer to
+    another."""
+    if account_name is None and organisation is None:
+        raise click.UsageError("name an account or an organisation")
     # Imported here because importing pyarrow takes long, and no other command needs it.
     from gateway.billing.exports.files import export
     from gateway.billing.exports.pages import connection_reader
 
     footer = Footer()
     with snapshot() as connection, open(output, "wb") as file:
-        owner = find_account(connection, account_name)
-        span = read_span(first, last, tz or owner.report_tz, now=datetime.now(UTC))
-        refuse_archived(
-            archived_months(connection, booked=(span.starts_at, span.ends_at)), "an export"
-        )
+        owner = find_owners(connection, account_name, organisation)
+        span = read_span(first, last, tz or owner.zone, now=datetime.now(UTC))
         parts = export(
             connection_reader(connection),
             span,
-            Filters((owner.id,)),
+            Filters(owner.account_ids),
             format=format,
             profile=profile,
             footer=footer,
+            blobs=Blobs(read_settings().blobs),
         )
         for part in parts:
             file.write(part)
@@ -137,19 +195,25 @@ def ledger_command(account_name: str, limit: int, kind: str | None, as_json: boo
 
 
 @click.command(
-    "reconcile", epilog=example("tollgate reconcile --json", "tollgate reconcile --rebuild")
+    "reconcile", epilog=example("tollgate reconcile --all --json", "tollgate reconcile --rebuild")
 )
+@click.option("--all", "whole", is_flag=True, help="Read everything, also months that are proven.")
 @click.option("--rebuild", "rebuild_sums", is_flag=True, help="Rebuild the hourly sums first.")
 @audit_reason_option
 @actor_option
 @json_option
-def reconcile_command(rebuild_sums: bool, as_json: bool) -> None:
-    """Reconcile the ledger and report what differs; exit with 1 if anything does."""
+def reconcile_command(whole: bool, rebuild_sums: bool, as_json: bool) -> None:
+    """Reconcile the ledger and report what differs; exit with 1 if anything does.
+
+    Reads the open month, compares the seals of the closed ones, and reads the rows of one of them
+    in turn.
+    """
     differing = []
     if rebuild_sums:
         differing = perform(periods.rebuild_rollups)
-    with snapshot() as connection:
-        findings = check_books(connection, now=datetime.now(UTC))
+    with open_database(read_settings()) as database:
+        run = run_reconciliation(database, author=command_author(), whole=whole, prove=prove_here)
+        findings = asyncio.run(run).findings
     if as_json:
         click.echo(msgspec.json.encode([asdict(finding) for finding in findings]).decode())
     else:

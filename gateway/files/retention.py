@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,17 +19,21 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 
+from gateway.group_commit import GroupCommit
 from gateway.ids import is_request_id
 from gateway.sql.database import Database, upsert
+from gateway.sql.statements import CompiledStatement, any_of
 from gateway.tables.core import holds, outputs, receipts
 from gateway.tables.files import media
 from workers.contract.blobs import BlobError, Blobs, blob_key
-from workers.contract.jobs import BlobRef, Job, RequestId
+from workers.contract.jobs import VALUE_TYPE, BlobRef, Job, RequestId
 
 log = logging.getLogger(__name__)
 
 INPUT_PREFIX: Final = "in-"
-"""Prefix of the nonce of inputs, which the gateway stores; other nonces are those of attempts."""
+OUTPUT_PREFIX: Final = "out-"
+"""Prefixes of the nonces of inputs and outputs that the gateway stores; other nonces are those of
+attempts."""
 STORED: Final = "stored"
 """In place of the task, for a request that has only a large input or output as a blob."""
 UNDECIDED: Final = timedelta(minutes=15)
@@ -70,6 +75,12 @@ class MediaStore:
         self._blobs = self.blobs = blobs
         self._retention = retention
 
+        async def begin(ids: Sequence[RequestId]) -> list[int | None]:
+            # The settlements, which are committed later, make the rows durable.
+            return await database.write(lambda each: _begin_outputs(each, ids), durable=False)
+
+        self._begun: GroupCommit[RequestId, int | None] = GroupCommit(begin)
+
     async def register(
         self, account_id: int, request_id: RequestId, task: str, asked: StoredInput | None
     ) -> None:
@@ -90,22 +101,30 @@ class MediaStore:
         closed."""
         if not stored:
             return
-        rows = []
-        for blob in stored:
-            account_id, request_id, *_ = blob.key.split("/")
-            rows.append(
-                {
-                    "request_id": request_id,
-                    "account_id": int(account_id),
-                    "task": STORED,
-                    "clear_at": datetime.now(UTC) + UNDECIDED,
-                }
-            )
+        keys = (each.key.split("/") for each in stored)
+        owners = [(int(account_id), id) for account_id, id, *_ in keys]
+        await self._database.write(lambda connection: _insert_stored(connection, owners))
 
-        def write(connection: Connection) -> None:
-            connection.execute(upsert(connection, media).on_conflict_do_nothing(), rows)
+    async def store_output(self, request_id: RequestId, data: bytes) -> BlobRef | None:
+        """Store the output of an open request that is about to be settled; None if it is closed.
 
-        await self._database.write(write)
+        Each call has a key of its own, so that two settlers do not share a blob. Raise
+        ``BlobError``.
+        """
+        account_id = await self._begun.submit(request_id)
+        if account_id is None:
+            return None
+        nonce = f"{OUTPUT_PREFIX}{secrets.token_hex(8)}"
+        key = blob_key(str(account_id), request_id, nonce, 0)
+        return await self._blobs.put(key, data, content_type=VALUE_TYPE)
+
+    async def delete_output(self, stored: BlobRef) -> None:
+        """Delete an output that no row refers to, best effort: it is deleted with its request at
+        the latest."""
+        try:
+            await self._blobs.delete([stored.key])
+        except BlobError as error:
+            log.warning("could not delete %s: %s", stored.key, type(error).__name__)
 
     async def store_input(self, job: Job, data: bytes) -> BlobRef:
         """Store an input that is too large for the queue. Raise ``BlobError``."""
@@ -293,6 +312,29 @@ def _due(connection: Connection, *, now: datetime, retention: timedelta) -> _Due
                 .values(clear_at=kept_until)
             )
     return _Due(len(rows), over, ended)
+
+
+_OWNERS: Final = CompiledStatement(
+    select(holds.c.request_id, holds.c.account_id).where(any_of(holds.c.request_id, "ids"))
+)
+
+
+def _begin_outputs(connection: Connection, ids: Sequence[RequestId]) -> list[int | None]:
+    """Insert the rows of open requests whose outputs will be stored; return their accounts."""
+    owners = {row["request_id"]: row["account_id"] for row in _OWNERS.rows(connection, ids=ids)}
+    if owners:
+        _insert_stored(connection, [(account_id, id) for id, account_id in owners.items()])
+    return [owners.get(id) for id in ids]
+
+
+def _insert_stored(connection: Connection, requests: Sequence[tuple[int, str]]) -> None:
+    """Insert the rows of requests, by account and id, that have only a large input or output."""
+    due_at = datetime.now(UTC) + UNDECIDED
+    rows = [
+        {"request_id": id, "account_id": account_id, "task": STORED, "clear_at": due_at}
+        for account_id, id in requests
+    ]
+    connection.execute(upsert(connection, media).on_conflict_do_nothing(), rows)
 
 
 def input_key(account: str, request_id: str) -> str:

@@ -13,6 +13,7 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, func, select, union, union_all, update
 
+from gateway.accounts.locks import LockedOrganisations, lock_organisations
 from gateway.ids import is_request_id
 from gateway.sql.statements import CompiledStatement, any_of
 from gateway.tables.core import accounts, holds, keys, receipts
@@ -30,6 +31,7 @@ class AccountBalance:
     version: int
     bounded: bool
     open_requests: int
+    organised: bool
 
 
 @dataclass(slots=True)
@@ -51,6 +53,8 @@ class _Change:
     charged: int = 0
     opened: int = 0
 
+
+NO_ORGANISATIONS: Final = LockedOrganisations({}, {})
 
 _ACCOUNT_COLUMNS: Final = tuple(accounts.c[name] for name in AccountBalance.__slots__)
 _KEY_COLUMNS: Final = tuple(keys.c[name].label(f"key_{name}") for name in KeyBalance.__slots__)
@@ -106,6 +110,7 @@ class Balances:
 
     def __init__(self) -> None:
         self.accounts: dict[int, AccountBalance] = {}
+        self.organisations = NO_ORGANISATIONS
         self.keys: dict[int, KeyBalance] = {}
         self.repeated = False
         self._of_accounts: dict[int, _Change] = {}
@@ -154,7 +159,8 @@ def lock_balances(
     keys: Iterable[int] = (),
     open: Sequence[str] = (),
 ) -> Balances:
-    """Lock the accounts and keys of a batch: these keys, and those of open requests.
+    """Lock the accounts and keys of a batch: these keys, and those of open requests. Then lock the
+    organisations of these accounts.
 
     ``new`` are the requests to be accepted. An open request whose hold is gone is left out.
     """
@@ -169,6 +175,7 @@ def lock_balances(
         keys=sorted(keys),
         open=open,
     )
+    organised: set[int] = set()
     for row in rows:
         repeated, *values = row.values()
         account = AccountBalance(*values[: len(_ACCOUNT_COLUMNS)])
@@ -176,4 +183,8 @@ def lock_balances(
         found.repeated = unusual or bool(repeated)
         found.accounts.setdefault(account.id, account)
         found.keys[key.id] = key
+        if account.organised:
+            organised.add(account.id)
+    if organised:
+        found.organisations = lock_organisations(connection, organised)
     return found

@@ -1,7 +1,8 @@
 """Budgets as they limit holds.
 
-Loaded for a batch under the accounts' locks, updated while the batch is decided, and written with
-it. Accounts without budgets cost no query. Held amounts count as spent.
+Loaded for a batch under the locks of its accounts and their organisations, updated while the batch
+is decided, and written with it. Accounts without budgets cost no query. Held amounts count as
+spent.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from sqlalchemy import Connection, bindparam, update
 from gateway.accounts.budgets import (
     Budget,
     budgets_in_force,
-    microseconds,
     read_windows,
     window_end,
     window_start,
 )
+from gateway.checks.moments import microseconds_of
 from gateway.sql.database import upsert
 from gateway.sql.statements import CompiledStatement, Row
 from gateway.tables.core import budget_windows
@@ -83,15 +84,20 @@ class Bounds:
     """Budgets of the accounts of one batch, with what the batch has held so far."""
 
     def __init__(
-        self, connection: Connection, requests: Sequence[BudgetedRequest], accounts: Collection[int]
+        self,
+        connection: Connection,
+        requests: Sequence[BudgetedRequest],
+        accounts: Collection[int],
+        organisations: Mapping[int, Collection[int]],
     ) -> None:
-        """Read budgets and windows of these locked accounts; without accounts, no query."""
+        """Read budgets and windows of these locked accounts, and of organisations by account;
+        without any, no query."""
         self._budgets: Mapping[int, list[Budget]] = {}
         self._held: defaultdict[WindowKey, int] = defaultdict(int)
         self._used: dict[WindowKey, Row] = {}
-        if not accounts:
+        if not accounts and not organisations:
             return
-        self._budgets = budgets_in_force(connection, accounts)
+        self._budgets = budgets_in_force(connection, accounts, organisations)
         self._used = read_windows(
             connection, {key for request in requests for _, key in self._windows(request)}
         )
@@ -149,7 +155,7 @@ class Bounds:
         for budget in self._budgets.get(request.account_id, ()):
             if budget.covers(request.key_id, request.model):
                 start = window_start(budget.window, budget.tz, request.accepted_at)
-                key = (budget.id, microseconds(start))
+                key = (budget.id, microseconds_of(start))
                 if request.windows is None or list(key) in request.windows:
                     found.append((budget, key))
         return found

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from sqlalchemy import RowMapping
 
+from gateway.ledger.expenses import NO_RECORD, RunRecord
 from gateway.pricing import ServiceClass
 from gateway.tables.core import QUANTITIES
 from workers.contract.jobs import BlobRef, RequestId, Timings, Usage
@@ -77,6 +78,9 @@ class ClosedRequest:
     service_class: ServiceClass = "standard"
     kept_until: datetime | None = None
     """End of the output's retention, if there is an output."""
+    run: RunRecord = NO_RECORD
+    expense_nanos: int | None = None
+    """What the request cost the operator; None if that is not known."""
 
     @property
     def was_queued(self) -> bool:
@@ -106,4 +110,6 @@ def read_closed(row: RowMapping) -> ClosedRequest:
         metadata=row["metadata"] or {},
         service_class=row["service_class"],
         kept_until=row.get("kept_until"),
+        run=msgspec.convert(row["run"], RunRecord) if row["run"] else NO_RECORD,
+        expense_nanos=row["expense_nanos"],
     )

@@ -115,7 +115,9 @@ def decide_extensions(
     """Decide extensions in order. Change balances and rows of ``holds`` in memory, and budgets'
     windows in SQL; the caller writes the others."""
     bounded = {row["account_id"] for row in rows.values() if row["windows"]}
-    bounds = Bounds(connection, [_more(row, 0) for row in rows.values()], bounded)
+    # A request counts where it was accepted, also if its account has left the organisation.
+    organisations = balances.organisations.ever if bounded else {}
+    bounds = Bounds(connection, [_more(row, 0) for row in rows.values()], bounded, organisations)
     grown: list[tuple[Sequence[Sequence[int]], int]] = []
     answers: list[ExtendAnswer] = []
     for extension in extensions:

@@ -195,7 +195,7 @@ def accept(
     bounded = {
         request.account_id for request in requests if balances.accounts[request.account_id].bounded
     }
-    bounds = Bounds(connection, requests, bounded)
+    bounds = Bounds(connection, requests, bounded, balances.organisations.current)
     opened = OpenRequests(connection, balances, concurrent, bounded, batch=len(requests))
 
     accepted: list[tuple[HoldRequest, list[WindowKey]]] = []

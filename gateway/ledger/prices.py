@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypedDict
 
 import msgspec
 from sqlalchemy import (
@@ -25,6 +25,7 @@ from sqlalchemy import (
 )
 
 from gateway.checks.entered import NAME_MAX, REASON_MAX, check_moment, check_text
+from gateway.checks.moments import timestamp
 from gateway.pricing import Component, Price
 from gateway.tables.core import price_periods, prices
 from gateway.tables.prices import ONLY, cancelled_prices, price_version
@@ -102,6 +103,34 @@ def put_in_force(connection: Connection, model: str, price: Price, now: datetime
             )
         )
     return price_id
+
+
+class PriceChange(TypedDict):
+    """The catalog's price of a model and the one before it, by their ids."""
+
+    before: int | None
+    after: int
+    starts_at: str
+
+
+def read_catalog_change(connection: Connection, model: str) -> PriceChange:
+    """Return the last change of a model's price by the catalog."""
+    found = connection.execute(
+        select(price_periods.c.price_id, price_periods.c.effective_from)
+        .where(
+            price_periods.c.model == model,
+            price_periods.c.account_id == LIST,
+            price_periods.c.source == "catalog",
+        )
+        .order_by(price_periods.c.effective_from.desc())
+        .limit(2)
+    ).all()
+    before = found[1].price_id if len(found) > 1 else None
+    return {
+        "before": before,
+        "after": found[0].price_id,
+        "starts_at": timestamp(found[0].effective_from),
+    }
 
 
 def set_price(

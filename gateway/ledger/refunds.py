@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from gateway.accounts.locks import lock_accounts
+from gateway.accounts.locks import lock_accounts, lock_organisations
 from gateway.checks.entered import NAME_MAX, REASON_MAX, check_text
 from gateway.ledger.lots import open_lot
 from gateway.ledger.periods import Clock, booking_time, utc_now
@@ -73,6 +73,8 @@ def refund(
         raise LookupError(f"no receipt for request {request_id!r}")
     account_id = receipt["account_id"]
     account = lock_accounts(connection, [account_id])[account_id]
+    if account["organised"]:
+        lock_organisations(connection, [account_id])
     revenue = SYSTEM_ACCOUNTS["revenue"]
     known = _booked(connection, key, request_id, amount_nanos)
     if known is not None:

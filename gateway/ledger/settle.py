@@ -21,6 +21,14 @@ from gateway.ledger.balances import Balances, lock_balances
 from gateway.ledger.bounds import settle_windows
 from gateway.ledger.closed import UNITS, ClosedRequest, Output, RequestError, Status
 from gateway.ledger.concurrency import COUNTED
+from gateway.ledger.expenses import (
+    NO_RATES,
+    NO_RECORD,
+    ExpenseRates,
+    RunRecord,
+    cost_of_steps,
+    with_cost,
+)
 from gateway.ledger.extend import Extension, decide_extensions
 from gateway.ledger.lots import consume
 from gateway.ledger.prices import PriceCache, read_price
@@ -37,6 +45,7 @@ from gateway.tables.core import (
     transfers,
 )
 from gateway.tables.webhooks import webhook_deliveries
+from workers.contract.attempts import UnreadResult
 from workers.contract.jobs import Job, RequestId, Timings, Usage, decode_job
 
 NOTHING: Final = Usage()
@@ -66,6 +75,9 @@ class Settlement:
     timings: Timings = UNTIMED
     output: Output | None = None
     error: RequestError | None = None
+    run: RunRecord = NO_RECORD
+    unread: UnreadResult | None = None
+    """The upstream's result, if a part of it could not be read."""
     freed: str | None = None
     """Idempotency key to delete, so that the key can be used again: the queue was full."""
 
@@ -111,13 +123,22 @@ def settle(
     now: datetime,
     prices: PriceCache,
     retention: timedelta,
+    rates: ExpenseRates = NO_RATES,
 ) -> list[Closing | None]:
     """Close requests; None for each one that was closed before, including earlier in the batch.
 
     ``now`` is the ``booking_time`` of the same transaction.
     """
     balances = lock_balances(connection, open=[each.request_id for each in settlements])
-    answers = close(connection, balances, settlements, now=now, prices=prices, retention=retention)
+    answers = close(
+        connection,
+        balances,
+        settlements,
+        now=now,
+        prices=prices,
+        retention=retention,
+        rates=rates,
+    )
     balances.write(connection)
     return answers
 
@@ -130,6 +151,7 @@ def close(
     now: datetime,
     prices: PriceCache,
     retention: timedelta,
+    rates: ExpenseRates,
 ) -> list[Closing | None]:
     """Do what ``settle`` does, with locked balances that the caller writes."""
     ids = [settlement.request_id for settlement in settlements]
@@ -143,7 +165,9 @@ def close(
         if row is None:
             answers.append(None)
             continue
-        settled = _close(connection, row, settlement, now=now, prices=prices, retention=retention)
+        settled = _close(
+            connection, row, settlement, now=now, prices=prices, retention=retention, rates=rates
+        )
         answers.append(settled)
         ended.append((row, settled))
         if settlement.freed is not None:
@@ -203,6 +227,7 @@ def _close(
     now: datetime,
     prices: PriceCache,
     retention: timedelta,
+    rates: ExpenseRates,
 ) -> Closing:
     """Compute the charge. If the price does not cover the usage, fail as ``unpriced_usage``."""
     readable = True
@@ -247,6 +272,11 @@ def _close(
     cost_nanos = min(cost_nanos, row["hold_nanos"])
     output = settlement.output if error is settlement.error else None
     total_us = int((now - row["accepted_at"]) / timedelta(microseconds=1))
+    if steps is None:
+        run, expense_nanos = with_cost(settlement.run, rates, row["model"], usage)
+    else:
+        models = ((line.model, line.usage) for line in lines)
+        run, expense_nanos = cost_of_steps(settlement.run, rates, models)
     closed = ClosedRequest(
         request_id=settlement.request_id,
         account_id=row["account_id"],
@@ -267,6 +297,8 @@ def _close(
         metadata=row["metadata"] or {},
         service_class=row["service_class"],
         kept_until=_keep_until(row, now, retention) if output is not None else None,
+        run=run,
+        expense_nanos=expense_nanos,
     )
     return Closing(
         closed,
@@ -394,6 +426,8 @@ def _receipt(row: Row, closed: ClosedRequest, charges: Mapping[int, int]) -> dic
         "metadata": row["metadata"],
         "windows": row["windows"],
         "error": msgspec.to_builtins(closed.error) if closed.error else None,
+        "run": msgspec.to_builtins(closed.run) or None,
+        "expense_nanos": closed.expense_nanos,
         "service_class": closed.service_class,
         "accepted_at": closed.accepted_at,
         "settled_at": closed.settled_at,

@@ -9,7 +9,7 @@ same log and makes both durable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 from gateway.group_commit import GroupCommit
 from gateway.ledger.balances import lock_balances
 from gateway.ledger.concurrency import Defaults
+from gateway.ledger.expenses import NO_RATES, ExpenseRates
 from gateway.ledger.extend import ExtendAnswer, Extension, grow
 from gateway.ledger.holds import HoldAnswer, HoldRequest, accept
 from gateway.ledger.periods import booking_time
@@ -40,11 +41,17 @@ class LedgerWriter:
         prices: PriceCache,
         retention: timedelta,
         concurrent: Defaults,
+        rates: Callable[[], ExpenseRates] = lambda: NO_RATES,
     ) -> None:
         async def write(batch: Sequence[Entry]) -> list[Answer]:
             return await database.write(
                 lambda connection: book(
-                    connection, batch, prices=prices, retention=retention, concurrent=concurrent
+                    connection,
+                    batch,
+                    prices=prices,
+                    retention=retention,
+                    concurrent=concurrent,
+                    rates=rates(),
                 ),
                 durable=must_be_durable(batch),
             )
@@ -80,6 +87,7 @@ def book(
     prices: PriceCache,
     retention: timedelta,
     concurrent: Defaults,
+    rates: ExpenseRates = NO_RATES,
 ) -> list[Answer]:
     """Book entries of all kinds; return their answers in order.
 
@@ -99,7 +107,13 @@ def book(
     answers: dict[type[Entry], Any] = {}
     if now is not None:
         answers[Settlement] = close(
-            connection, balances, ends, now=now, prices=prices, retention=retention
+            connection,
+            balances,
+            ends,
+            now=now,
+            prices=prices,
+            retention=retention,
+            rates=rates,
         )
     if extensions:
         answers[Extension] = grow(connection, balances, extensions)

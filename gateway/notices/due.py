@@ -1,5 +1,8 @@
 """Finds what is due to be told: budgets passed, keys and credit that expire, credit nearly used up.
 
+A budget of an organisation is told to each of its accounts, because it bounds them, and to the
+operator.
+
 Requests do not pay for it: a scheduled task reads the windows, keys and lots of accounts with
 subscriptions. What began or ended within ``LOOK_BACK`` is found as well, so nothing is missed while
 no gateway runs.
@@ -9,15 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from sqlalchemy import Connection, func, select
 
-from gateway.accounts.budgets import Budget, Window, budgets_in_force, microseconds, window_end
+from gateway.accounts.budgets import (
+    Budget,
+    Window,
+    budgets_in_force,
+    list_budgets,
+    window_end,
+)
 from gateway.accounts.keys import successors
-from gateway.checks.moments import timestamp
-from gateway.notices.kinds import Notice, in_words
+from gateway.accounts.organisations import organisations_of
+from gateway.checks.moments import EPOCH, microseconds_of, moment_of, timestamp
+from gateway.notices.kinds import OPERATOR, Notice, in_words
 from gateway.notices.store import known_keys
 from gateway.notices.subscriptions import subscriptions_of
 from gateway.pricing import format_usd
@@ -38,7 +48,6 @@ _LENGTHS: Final[dict[Window, timedelta]] = {
     "month": timedelta(days=32),
 }
 """Upper bounds of the lengths of windows, whatever their time zone."""
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +86,11 @@ def due_notices(
             if any(one.wants(kind) for one in subscribed[id] for kind in kinds)
         }
 
+    budgeted = wanting("budget.passed")
+    if any(one.wants("budget.passed") for one in subscribed.get(OPERATOR, ())):
+        budgeted[OPERATOR] = _Owner(OPERATOR, "the installation", 0, 0)
     finders: tuple[tuple[Callable[..., Iterator[Notice]], dict[int, _Owner]], ...] = (
-        (_budgets_passed, wanting("budget.passed")),
+        (_budgets_passed, budgeted),
         (_keys_expiring, wanting("key.expiring", "key.expired")),
         (_credit_expiring, wanting("credit.expiring")),
     )
@@ -92,34 +104,38 @@ def due_notices(
 def _budgets_passed(
     connection: Connection, owners: dict[int, _Owner], now: datetime
 ) -> Iterator[Notice]:
-    by_id = {
-        budget.id: budget
-        for some in budgets_in_force(connection, owners).values()
-        for budget in some
-    }
+    own = [id for id in owners if id != OPERATOR]
+    groups = {id: [group.id] for id, group in organisations_of(connection, own).items()}
+    found = budgets_in_force(connection, own, groups)
+    if OPERATOR in owners:
+        found[OPERATOR] = list_budgets(connection, organisations_only=True)
+    by_id = {budget.id: budget for some in found.values() for budget in some}
+    receivers: dict[int, list[_Owner]] = {}
+    for id, some in found.items():
+        for budget in some:
+            receivers.setdefault(budget.id, []).append(owners[id])
     for row in _windows(connection, list(by_id.values()), now):
         budget = by_id[row.budget_id]
-        starts_at = _EPOCH + timedelta(microseconds=row.starts_us)
+        starts_at = moment_of(row.starts_us)
         ends_at = window_end(budget.window, budget.tz, starts_at)
         if row.spent_nanos > 0 and (ends_at is None or ends_at > now - LOOK_BACK):
             for percent in THRESHOLDS:
                 if row.spent_nanos * 100 >= budget.limit_nanos * percent:
-                    yield _budget_passed(
-                        owners[budget.account_id], budget, percent, row, starts_at, ends_at
-                    )
+                    for owner in receivers[budget.id]:
+                        yield _budget_passed(owner, budget, percent, row, starts_at, ends_at)
 
 
 def _windows(connection: Connection, found: Sequence[Budget], now: datetime) -> Iterator[Any]:
     """Read the windows of budgets that have not ended, or ended a short time ago."""
     table = budget_windows
     for window in {budget.window for budget in found}:
-        since = now - LOOK_BACK - _LENGTHS[window] if window in _LENGTHS else _EPOCH
+        since = now - LOOK_BACK - _LENGTHS[window] if window in _LENGTHS else EPOCH
         ids = [budget.id for budget in found if budget.window == window]
         for start in range(0, len(ids), ROWS):
             yield from connection.execute(
                 select(table.c.budget_id, table.c.starts_us, table.c.spent_nanos).where(
                     table.c.budget_id.in_(ids[start : start + ROWS]),
-                    table.c.starts_us >= microseconds(since),
+                    table.c.starts_us >= microseconds_of(since),
                 )
             ).all()
 
@@ -137,6 +153,9 @@ def _budget_passed(
         *([f"key {budget.key_id}"] if budget.key_id is not None else []),
         *([f"model {budget.model}"] if budget.model is not None else []),
     ]
+    shared = budget.organisation
+    whose = owner.name if shared is None else shared
+    key = f"budget:{budget.id}:{row.starts_us}:{budget.limit_nanos}:{percent}"
     spent, limit = format_usd(row.spent_nanos), format_usd(budget.limit_nanos)
     span = (
         "since it was created"
@@ -150,19 +169,20 @@ def _budget_passed(
     )
     return Notice(
         # With the limit: after a change of it, the same percentage is another amount.
-        key=f"budget:{budget.id}:{row.starts_us}:{budget.limit_nanos}:{percent}",
+        key=key if shared is None else f"{key}:{owner.id}",
         account_id=owner.id,
         kind="budget.passed",
         subject=f"budget {budget.id}",
-        title=f"{name} of {owner.name} passed {percent} % of its limit",
+        title=f"{name} of {whose} passed {percent} % of its limit",
         text=(
-            f"{name} of account {owner.name}"
+            f"{name} of {'account' if shared is None else 'organisation'} {whose}"
             + (f", for {' and '.join(covered)}," if covered else "")
             + f" passed {percent} % of its limit: ${spent} of ${limit} were spent {span}. {effect}"
         ),
         data={
             "budget_id": budget.id,
             "name": budget.name,
+            "organisation": shared,
             "key_id": budget.key_id,
             "model": budget.model,
             "window": budget.window,
@@ -219,7 +239,7 @@ def _key_expiring(owner: _Owner, row: Any, stage: timedelta, replaced_by: int | 
         else "It was not replaced: create or rotate a key if it is still in use."
     )
     return Notice(
-        key=f"key:{row.id}:{microseconds(row.expires_at)}:{stage.days}",
+        key=f"key:{row.id}:{microseconds_of(row.expires_at)}:{stage.days}",
         account_id=owner.id,
         kind="key.expired" if expired else "key.expiring",
         subject=f"key {row.id}",
@@ -264,7 +284,7 @@ def _credit_expiring(
             continue
         owner, amount = owners[row.account_id], format_usd(row.nanos)
         yield Notice(
-            key=f"credit:{owner.id}:{microseconds(row.expires_at)}:{stage.days}",
+            key=f"credit:{owner.id}:{microseconds_of(row.expires_at)}:{stage.days}",
             account_id=owner.id,
             kind="credit.expiring",
             subject=f"account {owner.id}",

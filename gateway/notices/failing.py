@@ -9,7 +9,7 @@ from typing import Final
 from sqlalchemy import Connection
 
 from gateway.checks.public_urls import host_of
-from gateway.notices.kinds import Notice
+from gateway.notices.kinds import CONFIRMATION, Notice
 from gateway.notices.store import publish
 from gateway.notices.subscriptions import address_of
 from gateway.webhooks.outbox import ATTEMPTS_MAX, GivenUp
@@ -24,7 +24,7 @@ def tell_of_failures(connection: Connection, lost: Sequence[GivenUp]) -> None:
     receivers = {
         (one.account_id, address_of(one.url) or host_of(one.url))
         for one in lost
-        if one.kind != KIND
+        if one.kind not in (KIND, CONFIRMATION)
     }
     if receivers:
         publish(connection, [_failing(id, to, now) for id, to in sorted(receivers)], now=now)

@@ -20,14 +20,23 @@ AccountKind: TypeAlias = Literal[
     "month.closed",
     "price.changed",
 ]
-OperatorKind: TypeAlias = Literal["month.closed", "reconciliation.failed", "webhook.failing"]
+OperatorKind: TypeAlias = Literal[
+    "budget.passed",
+    "month.closed",
+    "reconciliation.failed",
+    "upstream.changed",
+    "webhook.failing",
+]
 Kind: TypeAlias = AccountKind | OperatorKind
 ACCOUNT_KINDS: Final[tuple[AccountKind, ...]] = get_args(AccountKind)
 OPERATOR_KINDS: Final[tuple[OperatorKind, ...]] = get_args(OperatorKind)
 KINDS: Final[tuple[Kind, ...]] = tuple(dict.fromkeys((*ACCOUNT_KINDS, *OPERATOR_KINDS)))
-AnyKind: TypeAlias = Kind | Literal["test"]
+AnyKind: TypeAlias = Kind | Literal["test", "confirmation"]
 TEST: Final = "test"
 """Kind of the notice by which a subscription is tested. It cannot be chosen."""
+
+CONFIRMATION: Final = "confirmation"
+"""Kind of the notice that asks the receiver of mail to agree. It cannot be chosen."""
 
 TITLE_MAX: Final = 400
 

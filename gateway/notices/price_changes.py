@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, select
 
-from gateway.accounts.budgets import microseconds
-from gateway.checks.moments import timestamp
+from gateway.checks.moments import microseconds_of, timestamp
 from gateway.ledger.prices import LIST, PriceCache, PricePeriod, price_periods_of, read_price
 from gateway.notices.due import LOOK_BACK
 from gateway.notices.kinds import Notice, in_words
@@ -61,7 +60,7 @@ def price_notices(
                     continue
                 key = (
                     f"price:{account_id}:{model}:{period.account_id}:"
-                    f"{microseconds(period.effective_from)}"
+                    f"{microseconds_of(period.effective_from)}"
                 )
                 if period.cancelled is not None:
                     cancelled[key] = _cancelled(key, account_id, name, period, now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final, Literal, TypedDict
 
 import httpx
@@ -9,8 +10,9 @@ import httpx
 from gateway import metrics
 from gateway.checks.moments import timestamp
 from gateway.errors import NotFound
+from gateway.notices.confirmation import confirmation_token
 from gateway.notices.failing import tell_of_failures
-from gateway.notices.kinds import OPERATOR
+from gateway.notices.kinds import CONFIRMATION, OPERATOR
 from gateway.notices.mail import Mailer
 from gateway.notices.store import OUTBOX, StoredNotice, find_notice
 from gateway.notices.subscriptions import address_of
@@ -26,8 +28,11 @@ class NoticeSender(Sender):
 
     poll_s = 5.0
 
-    def __init__(self, database: Database, *, poster: Poster, mailer: Mailer | None) -> None:
+    def __init__(
+        self, database: Database, *, poster: Poster, mailer: Mailer | None, pepper: bytes
+    ) -> None:
         super().__init__(database, OUTBOX, given_up=tell_of_failures)
+        self._pepper = pepper
         self._poster = poster
         self._mailer = mailer
 
@@ -45,6 +50,9 @@ class NoticeSender(Sender):
             return await self._poster.post(client, one, event, id=told.id)
         if self._mailer is None:
             raise SendFailed("no_mail_server")
+        if told.kind == CONFIRMATION:
+            token = confirmation_token(self._pepper, one.account_id, one.url)
+            told = replace(told, text=f"{told.text}\n\n{token}")
         return await self._mailer.send(to, told, id=one.id)
 
     def count(self, turn: Turn) -> None:

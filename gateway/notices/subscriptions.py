@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from sqlalchemy import Connection, RowMapping, delete, func, insert, select
+from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
 from gateway.accounts.locks import lock_accounts
 from gateway.checks.decoding import ID_MAX
@@ -39,6 +39,8 @@ class Subscription:
     url: str
     kinds: frozenset[str] | None
     created_at: datetime
+    confirmed_at: datetime | None
+    """None while the receiver of mail has not agreed: nothing else is sent there."""
 
     def wants(self, kind: str) -> bool:
         return self.kinds is None or kind in self.kinds
@@ -50,7 +52,12 @@ def address_of(url: str) -> str | None:
 
 
 def subscribe(
-    connection: Connection, account_id: int, url: str, kinds: Collection[str] | None
+    connection: Connection,
+    account_id: int,
+    url: str,
+    kinds: Collection[str] | None,
+    *,
+    confirmed: bool = True,
 ) -> Subscription:
     """Create a subscription of an account, or of ``OPERATOR``; ``url`` was checked.
 
@@ -71,13 +78,15 @@ def subscribe(
     count = select(func.count()).select_from(_TABLE).where(_TABLE.c.account_id == account_id)
     if connection.execute(count).scalar_one() >= SUBSCRIPTIONS_MAX:
         raise TooManySubscriptions(f"there are already {SUBSCRIPTIONS_MAX} subscriptions")
+    now = datetime.now(UTC)
     made = (
         insert(_TABLE)
         .values(
             account_id=account_id,
             url=url,
             kinds=None if kinds is None else sorted({*kinds}),
-            created_at=datetime.now(UTC),
+            created_at=now,
+            confirmed_at=now if confirmed else None,
         )
         .returning(_TABLE)
     )
@@ -92,6 +101,16 @@ def find_subscription(connection: Connection, subscription_id: int) -> Subscript
     if row is None:
         raise LookupError(f"unknown subscription {subscription_id}")
     return _subscription(row)
+
+
+def confirm(connection: Connection, subscription_id: int) -> Subscription:
+    """Record that the receiver agreed; doing so again changes nothing."""
+    connection.execute(
+        update(_TABLE)
+        .where(_TABLE.c.id == subscription_id, _TABLE.c.confirmed_at.is_(None))
+        .values(confirmed_at=datetime.now(UTC))
+    )
+    return find_subscription(connection, subscription_id)
 
 
 def unsubscribe(connection: Connection, subscription_id: int) -> None:
@@ -116,22 +135,24 @@ def list_subscriptions(
 def subscriptions_of(
     connection: Connection, account_ids: Collection[int]
 ) -> dict[int, list[Subscription]]:
-    """Return the subscriptions of some accounts, by account."""
+    """Return the confirmed subscriptions of some accounts, by account."""
     found: dict[int, list[Subscription]] = {}
     if not account_ids:
         return found
-    query = select(_TABLE).where(_TABLE.c.account_id.in_(sorted(account_ids))).order_by(_TABLE.c.id)
-    for row in connection.execute(query).mappings():
+    query = select(_TABLE).where(
+        _TABLE.c.account_id.in_(sorted(account_ids)), _TABLE.c.confirmed_at.is_not(None)
+    )
+    for row in connection.execute(query.order_by(_TABLE.c.id)).mappings():
         found.setdefault(row["account_id"], []).append(_subscription(row))
     return found
 
 
 def subscribed_accounts(connection: Connection, *, after: int, limit: int) -> Sequence[int]:
-    """List accounts with subscriptions in order of their numbers, those greater than ``after``;
-    not the operator."""
+    """List accounts with subscriptions, and the operator, in order of their numbers, those greater
+    than ``after``."""
     query = (
         select(_TABLE.c.account_id)
-        .where(_TABLE.c.account_id > max(after, OPERATOR))
+        .where(_TABLE.c.account_id > after)
         .group_by(_TABLE.c.account_id)
         .order_by(_TABLE.c.account_id)
         .limit(limit)
@@ -147,4 +168,5 @@ def _subscription(row: RowMapping) -> Subscription:
         row["url"],
         None if kinds is None else frozenset(kinds),
         row["created_at"],
+        row["confirmed_at"],
     )

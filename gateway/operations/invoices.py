@@ -1,15 +1,16 @@
-"""Invoices and credit notes: list, credit, print."""
+"""Statements, invoices and credit notes: list, credit, print."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Final, TypedDict
+from typing import Annotated, Final, Literal, TypedDict
 
 from pydantic import Field
 from sqlalchemy import Connection
 
 from gateway.audit_log import Author, record
 from gateway.billing.statements.close import NOTE_REASON_MAX, credit_note
+from gateway.billing.statements.organisation import OrganisationStatement
 from gateway.billing.statements.statement import Invoice, Statement, invoices_of
 from gateway.checks.moments import timestamp
 from gateway.errors import NotFound
@@ -39,6 +40,41 @@ class InvoiceView(TypedDict):
     reason: str | None
 
 
+class StatementLineView(TypedDict):
+    kind: str
+    model: str | None
+    unit: str | None
+    quantity: int | str | None
+    description: str | None
+    amount: str
+
+
+class MovementView(TypedDict):
+    booked_at: str
+    kind: str
+    amount: str
+    reason: str
+
+
+class StatementView(TypedDict):
+    """The statement of a month; a draft while the month is open."""
+
+    object: Literal["statement"]
+    account: str
+    month: str
+    draft: bool
+    invoice: InvoiceView | None
+    credit_notes: list[InvoiceView]
+    opening_balance: str
+    closing_balance: str
+    lines: list[StatementLineView]
+    sum: str
+    carried_in: str
+    carried_out: str
+    total: str
+    payments: list[MovementView]
+
+
 def list_all(connection: Connection, account: str | None) -> list[InvoiceView]:
     """List invoices and credit notes, of one account or of all."""
     return [invoice_view(each) for each in invoices_of(connection, owner_id(connection, account))]
@@ -66,16 +102,21 @@ def credit(
     return view
 
 
-def page(made: Statement, settings: Settings, format: str) -> bytes:
+def page(made: Statement | OrganisationStatement, settings: Settings, format: str) -> bytes:
     """Return a statement for printing, in one of ``PAGE_FORMATS``."""
     # Imported here: fonts and templates are needed for printing only.
-    from gateway.billing.statements.pages import Issuer, html, lay_out, pdf
+    from gateway.billing.statements.pages import Issuer, html, lay_out, lay_out_organisation, pdf
 
     issuer = Issuer(settings.issuer_name, settings.issuer_address, settings.issuer_note)
-    laid_out = lay_out(made, issuer)
+    if isinstance(made, Statement):
+        laid_out, issued = lay_out(made, issuer), [made.invoice]
+    else:
+        laid_out = lay_out_organisation(made, issuer)
+        issued = [each.invoice for each in made.accounts]
     if format == "html":
         return html(laid_out).encode()
-    return pdf(laid_out, at=made.invoice.issued_at if made.invoice else datetime.now(UTC))
+    at = None if laid_out.draft else max(each.issued_at for each in issued if each is not None)
+    return pdf(laid_out, at=at or datetime.now(UTC))
 
 
 def invoice_view(invoice: Invoice) -> InvoiceView:
@@ -87,4 +128,41 @@ def invoice_view(invoice: Invoice) -> InvoiceView:
         "issued_at": timestamp(invoice.issued_at),
         "corrects": invoice.corrects,
         "reason": invoice.reason or None,
+    }
+
+
+def statement_view(made: Statement) -> StatementView:
+    return {
+        "object": "statement",
+        "account": made.account,
+        "month": made.month,
+        "draft": made.invoice is None,
+        "invoice": invoice_view(made.invoice) if made.invoice else None,
+        "credit_notes": [invoice_view(each) for each in made.credit_notes],
+        "opening_balance": format_usd(made.opening_nanos),
+        "closing_balance": format_usd(made.closing_nanos),
+        "lines": [
+            {
+                "kind": line.kind,
+                "model": line.model,
+                "unit": line.unit,
+                "quantity": line.quantity,
+                "description": line.description or None,
+                "amount": format_usd(line.amount_nanos),
+            }
+            for line in made.lines
+        ],
+        "sum": format_usd(made.sum_nanos),
+        "carried_in": format_usd(made.carried_in_nanos),
+        "carried_out": format_usd(made.carried_out_nanos),
+        "total": format_usd(made.total_cents * NANOS_PER_CENT),
+        "payments": [
+            {
+                "booked_at": timestamp(each.booked_at),
+                "kind": each.kind,
+                "amount": format_usd(each.amount_nanos),
+                "reason": each.reason,
+            }
+            for each in made.movements
+        ],
     }

@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 from gateway.accounts.key_changes import OVERLAP_MAX, change_key, rotate_key
 from gateway.accounts.key_uses import last_uses
 from gateway.accounts.keys import (
+    PREFIX_LENGTH,
     KeyFilter,
     KeyInfo,
     KeyStatus,
@@ -26,11 +27,13 @@ from gateway.accounts.keys import (
 )
 from gateway.accounts.limits import concurrent_of, set_concurrent
 from gateway.accounts.locks import lock_accounts
-from gateway.accounts.roles import Role
+from gateway.accounts.roles import MemberRole, Role
+from gateway.accounts.users import find_user
 from gateway.audit_log import Author, record
 from gateway.checks.moments import timestamp
+from gateway.errors import NotFound
 from gateway.operations.accounts import find_owner, owner_id
-from gateway.operations.bodies import Body, Label, Limit, Moment, Name, UsdAmount
+from gateway.operations.bodies import Body, Id, Label, Limit, Moment, Name, UsdAmount
 from gateway.operations.limits import check_model
 from gateway.operations.pages import cut_page, read_cursor
 from gateway.operations.refusals import refusals
@@ -41,7 +44,21 @@ OVERLAP_S: Final = 86_400
 Models = Annotated[tuple[Name, ...], Field(min_length=1, max_length=MODELS_MAX)]
 
 
-class KeyBody(Body):
+class NewKeyBody(Body):
+    """What every key to be created has. Without ``models``, it may use all."""
+
+    name: Label = ""
+    user: Name | Id | None = None
+    """Email or number of a member of the account, whose role the key has."""
+    models: Models | None = None
+    expires_at: Moment | None = None
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    concurrent: Limit | None = None
+    spend_limit: UsdAmount | None = None
+
+
+class KeyBody(NewKeyBody):
     """A key to be created. Without ``models``, it may use all."""
 
     model_config = ConfigDict(
@@ -50,19 +67,25 @@ class KeyBody(Body):
         },
     )
 
-    name: Label = ""
     scopes: Annotated[tuple[Literal["inference", "read", "admin"], ...], Field(min_length=1)] = (
         "inference",
         "read",
     )
     role: Role | None = None
     """Only with the scope ``admin``; default: operator."""
-    models: Models | None = None
-    expires_at: Moment | None = None
-    requests_per_minute: Limit | None = None
-    tokens_per_minute: Limit | None = None
-    concurrent: Limit | None = None
-    spend_limit: UsdAmount | None = None
+
+
+class MemberKeyBody(NewKeyBody):
+    """A key that an owner creates in the own account. Without ``user`` it is nobody's."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"name": "ann", "user": "ann@example.com"}]},
+    )
+
+    scopes: Annotated[tuple[Literal["inference", "read"], ...], Field(min_length=1)] = (
+        "inference",
+        "read",
+    )
 
 
 class KeyChange(Body):
@@ -107,7 +130,8 @@ class KeyLimitsView(TypedDict):
 
 
 class KeyView(TypedDict):
-    """A key. ``models`` is null if it may use all; ``last_used_at`` is exact to a minute."""
+    """A key. ``models`` is null if it may use all; ``last_used_at`` is exact to a minute. That of a
+    member has ``user_id``, and the member's role in the account."""
 
     object: Literal["key"]
     id: int
@@ -117,6 +141,8 @@ class KeyView(TypedDict):
     status: KeyStatus
     scopes: list[str]
     role: Role | None
+    user_id: int | None
+    member_role: MemberRole | None
     models: list[str] | None
     created_at: str
     expires_at: str | None
@@ -137,9 +163,15 @@ class NewKeyView(KeyView):
 
 @refusals()
 def create(
-    connection: Connection, author: Author, account: str, body: KeyBody, *, pepper: bytes
+    connection: Connection,
+    author: Author,
+    account: str,
+    body: KeyBody | MemberKeyBody,
+    *,
+    pepper: bytes,
 ) -> NewKeyView:
     _check_models(connection, body.models)
+    user_id = None if body.user is None else find_user(connection, str(body.user)).id
     secret, made = create_key(
         connection,
         find_owner(connection, account).id,
@@ -151,7 +183,8 @@ def create(
         tokens_per_minute=body.tokens_per_minute,
         spend_limit_nanos=body.spend_limit,
         models=body.models,
-        role=body.role,
+        role=body.role if isinstance(body, KeyBody) else None,
+        user_id=user_id,
     )
     if body.concurrent is not None:
         set_concurrent(connection, made.account_id, made.id, body.concurrent)
@@ -175,6 +208,18 @@ def list_page(
     found = list_keys(connection, wanted, limit=limit + 1, after=after)
     page, more = cut_page(found, limit)
     return _views(connection, page), more
+
+
+def own_key(connection: Connection, account_id: int, key: str) -> int:
+    """Return the number of an account's key, found by prefix or number. Raise ``NotFound``, whether
+    or not another account has it."""
+    try:
+        found = find_key(connection, key)
+    except LookupError:
+        found = None
+    if found is None or found.account_id != account_id or "admin" in found.scopes:
+        raise NotFound("not_found", f"This account has no key {key[:PREFIX_LENGTH]!r}.")
+    return found.id
 
 
 def show(connection: Connection, key_id: int) -> KeyView:
@@ -294,6 +339,8 @@ def _view(
         "status": status_of(key, now),
         "scopes": sorted(key.scopes),
         "role": key.role,
+        "user_id": key.user_id,
+        "member_role": key.member_role,
         "models": None if key.models is None else sorted(key.models),
         "created_at": timestamp(key.created_at),
         "expires_at": timestamp(key.expires_at) if key.expires_at else None,

@@ -13,7 +13,7 @@ from gateway.accounts.limits import Limit as RateLimit
 from gateway.accounts.limits import list_limits, remove_limit, set_limit
 from gateway.accounts.locks import lock_accounts
 from gateway.audit_log import Author, record
-from gateway.errors import NotFound
+from gateway.errors import unknown_model
 from gateway.ledger.prices import check_sold
 from gateway.operations.bodies import Body, Id, Limit, Name
 from gateway.operations.refusals import refusals
@@ -105,13 +105,12 @@ def remove(
 
 def check_model(connection: Connection, model: str | None) -> None:
     """Raise ``NotFound`` unless a model is or was on sale; a limit of any other has no effect."""
+    if model is None:
+        return
     try:
-        if model is not None:
-            check_sold(connection, model)
+        check_sold(connection, model)
     except LookupError:
-        raise NotFound(
-            "model_not_found", f"The model {model!r} does not exist.", param="model"
-        ) from None
+        raise unknown_model(model) from None
 
 
 def _subject(limit: RateLimit) -> str:

@@ -13,9 +13,10 @@ from gateway.audit_log import Author, record
 from gateway.checks.mail_addresses import check_mail_address
 from gateway.checks.moments import timestamp
 from gateway.checks.public_urls import check_public_url
-from gateway.errors import Conflict, InvalidRequest
+from gateway.errors import Conflict, InvalidRequest, TooManyRequests
 from gateway.ids import is_id, new_id
-from gateway.notices.kinds import OPERATOR, TEST, Kind, Notice, kinds_of
+from gateway.notices.confirmation import TooManyConfirmations, ask, is_token
+from gateway.notices.kinds import OPERATOR, TEST, AccountKind, Kind, Notice, kinds_of
 from gateway.notices.mail import mailer_of
 from gateway.notices.sender import NoticeEvent, notice_event
 from gateway.notices.store import (
@@ -32,12 +33,13 @@ from gateway.notices.subscriptions import (
     SubscriptionExists,
     TooManySubscriptions,
     address_of,
+    confirm,
     find_subscription,
     list_subscriptions,
     subscribe,
     unsubscribe,
 )
-from gateway.operations.accounts import owner_id
+from gateway.operations.accounts import find_owner, owner_id
 from gateway.operations.bodies import Body
 from gateway.operations.pages import cut_page, read_cursor
 from gateway.operations.refusals import refusals, sentence
@@ -66,8 +68,28 @@ class SubscriptionBody(Body):
     kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] | None = None
 
 
+class OwnSubscriptionBody(Body):
+    """A subscription of the caller's account: either ``url`` or ``email``, which is asked first.
+    Without ``kinds`` it gets all."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"email": "ops@example.com", "kinds": ["budget.passed"]}]}
+    )
+
+    url: Annotated[str, Field(max_length=URL_MAX)] | None = None
+    email: str | None = None
+    kinds: Annotated[tuple[AccountKind, ...], Field(min_length=1)] | None = None
+
+
+class ConfirmationBody(Body):
+    """The token that the address of a subscription received."""
+
+    token: Annotated[str, Field(max_length=100)]
+
+
 class SubscriptionView(TypedDict):
-    """Where notices go. ``account_id`` is null for the operator's, and ``kinds`` for all."""
+    """Where notices go. ``account_id`` is null for the operator's, and ``kinds`` for all. Nothing
+    is sent before it is ``confirmed``."""
 
     object: Literal["notice.subscription"]
     id: int
@@ -76,6 +98,7 @@ class SubscriptionView(TypedDict):
     email: str | None
     kinds: list[str] | None
     created_at: str
+    confirmed: bool
 
 
 class NewSubscriptionView(SubscriptionView):
@@ -113,6 +136,77 @@ def add(
 ) -> NewSubscriptionView:
     """Send notices of an account, or those for the operator, to a URL or an address."""
     account_id = owner_id(connection, body.account) or OPERATOR
+    made = _subscribe(connection, account_id, body, settings, confirmed=True)
+    view = _view(made)
+    _record(connection, author, "notice.subscribe", made, after=_logged(made))
+    signed = account_id == OPERATOR and body.url is not None
+    return {**view, "secret": signing_secret(pepper, OPERATOR) if signed else None}
+
+
+@refusals()
+def add_own(
+    connection: Connection,
+    author: Author,
+    account_id: int,
+    body: OwnSubscriptionBody,
+    *,
+    settings: Settings,
+) -> SubscriptionView:
+    """Send notices of the caller's account to a URL, or to an address once it has agreed."""
+    made = _subscribe(connection, account_id, body, settings, confirmed=body.url is not None)
+    if made.confirmed_at is None:
+        try:
+            ask(connection, made, find_owner(connection, account_id).name)
+        except TooManyConfirmations as error:
+            raise TooManyRequests("too_many_confirmations", sentence(error)) from None
+    _record(connection, author, "notice.subscribe", made, after=_logged(made))
+    return _view(made)
+
+
+@refusals()
+def confirm_own(
+    connection: Connection,
+    author: Author,
+    account_id: int,
+    subscription_id: int,
+    body: ConfirmationBody,
+    *,
+    pepper: bytes,
+) -> SubscriptionView:
+    """Begin to send notices to an address, with the token that it received."""
+    found = _own(connection, account_id, subscription_id)
+    if found.confirmed_at is None:
+        if not is_token(pepper, found, body.token):
+            raise InvalidRequest("invalid_value", "This is not the token.", param="token")
+        found = confirm(connection, found.id)
+        _record(connection, author, "notice.confirm", found, after=_logged(found))
+    return _view(found)
+
+
+@refusals()
+def remove_own(
+    connection: Connection, author: Author, account_id: int, subscription_id: int
+) -> SubscriptionView:
+    """Stop sending notices of the caller's account there."""
+    return remove(connection, author, _own(connection, account_id, subscription_id).id)
+
+
+def _own(connection: Connection, account_id: int, subscription_id: int) -> Subscription:
+    """Find a subscription of an account. Raise ``LookupError``."""
+    found = find_subscription(connection, subscription_id)
+    if found.account_id != account_id:
+        raise LookupError(f"unknown subscription {subscription_id}")
+    return found
+
+
+def _subscribe(
+    connection: Connection,
+    account_id: int,
+    body: SubscriptionBody | OwnSubscriptionBody,
+    settings: Settings,
+    *,
+    confirmed: bool,
+) -> Subscription:
     if (body.url is None) == (body.email is None):
         raise InvalidRequest("invalid_value", "Send either url or email.", param="url")
     if body.url is not None:
@@ -128,15 +222,11 @@ def add(
             )
         url = MAILTO + check_mail_address(body.email or "")
     try:
-        made = subscribe(connection, account_id, url, body.kinds)
+        return subscribe(connection, account_id, url, body.kinds, confirmed=confirmed)
     except SubscriptionExists as error:
         raise Conflict("subscription_exists", sentence(error), param="url") from None
     except TooManySubscriptions as error:
         raise Conflict("too_many_subscriptions", sentence(error)) from None
-    view = _view(made)
-    _record(connection, author, "notice.subscribe", made, after=_logged(made))
-    signed = account_id == OPERATOR and body.url is not None
-    return {**view, "secret": signing_secret(pepper, OPERATOR) if signed else None}
 
 
 def list_page(
@@ -166,6 +256,8 @@ def remove(connection: Connection, author: Author, subscription_id: int) -> Subs
 def send_test(connection: Connection, author: Author, subscription_id: int) -> NoticeView:
     """Send a notice to one subscription; the list of what was sent shows how it went."""
     found = find_subscription(connection, subscription_id)
+    if found.confirmed_at is None:
+        raise ValueError(f"the receiver of subscription {found.id} has not agreed yet")
     told = Notice(
         key=new_id("test_"),
         account_id=found.account_id,
@@ -225,7 +317,7 @@ def sent_of(
 def _record(
     connection: Connection,
     author: Author,
-    act: Literal["notice.subscribe", "notice.unsubscribe", "notice.test"],
+    act: Literal["notice.subscribe", "notice.confirm", "notice.unsubscribe", "notice.test"],
     of: Subscription,
     *,
     before: dict[str, Any] | None = None,
@@ -262,6 +354,7 @@ def _view(of: Subscription) -> SubscriptionView:
         "email": address,
         "kinds": _kinds(of),
         "created_at": timestamp(of.created_at),
+        "confirmed": of.confirmed_at is not None,
     }
 
 

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 
 from gateway.accounts.accounts import AccountExists
+from gateway.accounts.allotments import Overallotted
+from gateway.accounts.organisations import AlreadyMember, OrganisationExists
 from gateway.accounts.users import UserExists
 from gateway.billing.statements.close import CannotClose
 from gateway.catalog.price_overrides import InvalidPriceOverride
@@ -27,6 +29,12 @@ def refusals(*, param: str | None = None) -> Iterator[None]:
         raise Conflict("account_exists", sentence(error), param="name") from None
     except UserExists as error:
         raise Conflict("user_exists", sentence(error), param="email") from None
+    except OrganisationExists as error:
+        raise Conflict("organisation_exists", sentence(error), param="name") from None
+    except AlreadyMember as error:
+        raise Conflict("already_member", sentence(error), param="account") from None
+    except Overallotted as error:
+        raise Conflict("budget_overallotted", sentence(error), param="limit") from None
     except TransferConflict as error:
         raise Conflict("reference_conflict", sentence(error), param="reference") from None
     except PriceConflict as error:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
+import msgspec
 from sqlalchemy import Connection
 
-from gateway.aside import Kind, Note, delete_note, find_note, list_notes
+from gateway.aside import Kind, Note, delete_note, find_note, list_notes, read_content
 from gateway.audit_log import Act, Author, record
 from gateway.batches import store as batches
 from gateway.checks.moments import timestamp
@@ -32,16 +33,31 @@ class SetAsideView(TypedDict):
     last_at: str
 
 
+class SetAsideDetailView(SetAsideView):
+    """A row that was set aside. ``content``: of a result, what the upstream returned."""
+
+    content: Any
+
+
 def list_all(connection: Connection, *, limit: int) -> list[SetAsideView]:
     """List what is set aside, newest first."""
     return [_view(note) for note in list_notes(connection, limit=limit)]
 
 
+def show(connection: Connection, kind: Kind, name: str) -> SetAsideDetailView:
+    """Show a row with its content. Raise ``NotFound`` if it was not set aside."""
+    note = _find(connection, kind, name)
+    content = read_content(connection, kind, name)
+    try:
+        shown = None if content is None else msgspec.json.decode(content)
+    except msgspec.DecodeError:  # it was cut at its maximum length
+        shown = content
+    return {**_view(note), "content": shown}
+
+
 def resolve(connection: Connection, author: Author, kind: Kind, name: str, action: Action) -> None:
     """Record that a row is retried or released. Raise ``NotFound`` if it was not set aside."""
-    note = find_note(connection, kind, name)
-    if note is None:
-        raise NotFound("not_set_aside", f"No {kind} {name!r} is set aside.", param="name")
+    note = _find(connection, kind, name)
     act: Act = "set_aside.release" if action == "release" else "set_aside.retry"
     record(connection, author, act, f"{kind} {name}", before=_view(note))
 
@@ -50,7 +66,7 @@ def retry(connection: Connection, author: Author, kind: Kind, name: str) -> None
     """Retry a row soon. Raise ``NotFound`` if it was not set aside.
 
     Without its note, a request is retried by the sweeper and a price by each gateway. An outcome
-    was abandoned with its request, so only its note is deleted.
+    was abandoned with its request, and a result is only kept, so only their notes are deleted.
     """
     resolve(connection, author, kind, name, "retry")
     if kind == "batch":
@@ -73,6 +89,13 @@ def release(connection: Connection, author: Author, kind: Kind, name: str) -> No
         error = {"code": "released", "line": None, "message": RELEASED, "param": None}
         batches.fail(connection, name, error)
     delete_note(connection, kind, name)
+
+
+def _find(connection: Connection, kind: Kind, name: str) -> Note:
+    note = find_note(connection, kind, name)
+    if note is None:
+        raise NotFound("not_set_aside", f"No {kind} {name!r} is set aside.", param="name")
+    return note
 
 
 def _view(note: Note) -> SetAsideView:

@@ -16,7 +16,7 @@ from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task
 from gateway.checks.public_urls import check_public_url
-from gateway.errors import InvalidRequest, NotFound, TooLarge
+from gateway.errors import InvalidRequest, TooLarge, unknown_model
 from gateway.ledger.prices import LIST
 from gateway.pricing import Bill, Price, UnpricedUsage, is_exact_quote, quote
 from gateway.requests.attachments import PLAIN_BYTES_MAX, may_be_stored
@@ -109,18 +109,17 @@ class Quotes:
         """Return the entry of a model or of an alias. Raise ``NotFound`` if there is none."""
         entry = self._live.find(model)
         if entry is None:
-            raise NotFound(
-                "model_not_found",
-                f"The model {model!r} does not exist; GET /v1/models lists those that do.",
-                param="model",
-            )
+            raise unknown_model(model)
         return entry
 
     def resolve(self, submission: Submission) -> tuple[Submission, CatalogEntry]:
-        """Find the entry of a submission, and replace an alias by its model's name."""
+        """Find the entry of a submission, and replace an alias or another spelling by its model's
+        name."""
         entry = self.find(submission.model)
         if entry.name != submission.model:
-            submission = replace(submission, model=entry.name, alias=submission.model)
+            spelled = self._live.spelling(submission.model)
+            alias = spelled if spelled != entry.name else None
+            submission = replace(submission, model=entry.name, alias=alias)
         return submission, entry
 
     def quote(self, submission: Submission, account_id: int) -> Quoted:

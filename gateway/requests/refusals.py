@@ -56,6 +56,7 @@ def refusal(answer: HoldAnswer, quote_nanos: int) -> TollgateError:
                 f"This request can cost up to {most}. That would fit {_named(budget)}, but "
                 f"requests that are still running hold it down to ${format_usd(remaining)}.",
                 retry_after_s=1,
+                details=_owner(budget),
             )
         case BudgetExceeded(budget=budget, remaining_nanos=remaining, resets_at=resets_at):
             end = resets_at.strftime("%Y-%m-%dT%H:%M:%SZ") if resets_at else None
@@ -63,7 +64,7 @@ def refusal(answer: HoldAnswer, quote_nanos: int) -> TollgateError:
                 "budget_exceeded",
                 f"This request can cost up to {most}, but {_named(budget)} has only "
                 f"${format_usd(remaining)} left" + (f", until {end}." if end else "."),
-                details={"budget_id": budget.id, "resets_at": end},
+                details={"budget_id": budget.id, "resets_at": end, **_owner(budget)},
             )
         case TooManyConcurrent(what=what, limit=limit):
             return TooManyRequests(
@@ -88,7 +89,12 @@ def refusal(answer: HoldAnswer, quote_nanos: int) -> TollgateError:
     raise AssertionError(f"unexpected answer to a hold: {answer!r}")
 
 
+def _owner(budget: Budget) -> dict[str, str]:
+    return {} if budget.organisation is None else {"organisation": budget.organisation}
+
+
 def _named(budget: Budget) -> str:
     name = f" {budget.name!r}" if budget.name else ""
     span = "in all" if budget.window == "total" else f"per {budget.window}"
-    return f"the budget{name} of ${format_usd(budget.limit_nanos)} {span}"
+    whose = f" of the organisation {budget.organisation!r}" if budget.organisation else ""
+    return f"the budget{name} of ${format_usd(budget.limit_nanos)} {span}{whose}"

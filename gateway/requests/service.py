@@ -98,6 +98,7 @@ class Requests:
             prices=live.prices,
             retention=timedelta(hours=settings.output_retention_hours),
             concurrent=Defaults(settings.account_concurrent, settings.key_concurrent),
+            rates=lambda: live.expense_rates,
         )
         aside = Aside(database)
         cancelled = CancelledTime(
@@ -113,6 +114,7 @@ class Requests:
             aside=aside,
             namespace=namespace,
             blobs=media.blobs,
+            events_s=int(settings.event_retention_minutes * 60),
             close=self._close,
         )
         self._waiters.on_step_event = self._flows.on_step_event
@@ -129,6 +131,7 @@ class Requests:
             flows=self._flows,
             media=media,
             aside=aside,
+            output_row_bytes_max=settings.output_row_bytes_max,
         )
         self._cancellation = Cancellation(
             dispatch=self._dispatch,

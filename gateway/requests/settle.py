@@ -26,12 +26,15 @@ from gateway.errors import Unavailable
 from gateway.failpoints import reach
 from gateway.files.retention import MediaStore
 from gateway.ledger.closed import ClosedRequest, Output, RequestError, Status
+from gateway.ledger.expenses import run_record
 from gateway.ledger.settle import Closing, Settlement
 from gateway.ledger.workflow_plan import StepId, read_step_id
 from gateway.ledger.writer import LedgerWriter
 from gateway.performance import count_delivered, count_speed
+from gateway.requests.large_outputs import LargeOutputs
 from gateway.requests.notes import keep_notes
 from gateway.requests.streamed import NOT_STREAMED, Streamed, either, read_streamed
+from gateway.requests.unread import keep_unread
 from gateway.sql.database import Database
 from gateway.sql.outages import OUTAGE, QUEUE_OUTAGE
 from gateway.supervision import Beat, no_beat
@@ -90,6 +93,7 @@ class Settler:
         flows: WorkflowRunner,
         media: MediaStore,
         aside: Aside,
+        output_row_bytes_max: int,
     ) -> None:
         self._aside = aside
         self._flows = flows
@@ -105,22 +109,24 @@ class Settler:
         self._namespace = namespace
         self._ledger = ledger
         self._write = database.write
+        self._large = LargeOutputs(media, ledger, row_bytes_max=output_row_bytes_max)
         self._clearing: set[asyncio.Task[None]] = set()
 
     async def run(self, beat: Beat = no_beat) -> None:
         """Settle outcomes until cancelled. An outcome that cannot be booked stays queued."""
-        while True:
-            try:
-                self._outcomes.models = self._live.names_ever
-                deliveries = await self._outcomes.read(
-                    self._gateway, count=BATCH_MAX, block_ms=BLOCK_MS
-                )
-                if deliveries:
-                    await self._settle(deliveries)
-            except OUTAGE as error:
-                log.warning("outcomes wait, trying again: %s", type(error).__name__)
-                await asyncio.sleep(0.5)
-            beat()
+        async with self._large:
+            while True:
+                try:
+                    self._outcomes.models = self._live.names_ever
+                    deliveries = await self._outcomes.read(
+                        self._gateway, count=BATCH_MAX, block_ms=BLOCK_MS
+                    )
+                    if deliveries:
+                        await self._settle(deliveries)
+                except OUTAGE as error:
+                    log.warning("outcomes wait, trying again: %s", type(error).__name__)
+                    await asyncio.sleep(0.5)
+                beat()
 
     async def release(
         self, request_id: RequestId, *, status: Status, reason: str, freed: str | None = None
@@ -140,7 +146,7 @@ class Settler:
 
         ``reply`` is the mailbox of the gateway that waits for it, or empty.
         """
-        closing = await self._ledger.settle(settlement)
+        closing = await self._large.settle(settlement)
         reach("closed")
         if closing is not None:
             await self._tell([(closing, reply)])
@@ -150,13 +156,18 @@ class Settler:
         notes: list[Delivery] = []
         steps: list[tuple[StepId, Delivery]] = []
         ends: list[Delivery] = []
+        large: list[Delivery] = []
         for each in deliveries:
             if each.status == "note":
                 notes.append(each)
             elif "." in each.request_id and (id := read_step_id(each.request_id)):
                 steps.append((id, each))
+            elif len(each.outcome) > self._large.row_bytes_max:
+                large.append(each)
             else:
                 ends.append(each)
+        if large:
+            await self._large.begin(self._close(large))
         if notes:
             await self._keep_notes(notes)
         if steps:
@@ -179,7 +190,10 @@ class Settler:
 
     async def _record(self, steps: Sequence[tuple[StepId, Delivery]]) -> None:
         """Record the outcomes of steps. If one cannot be stored, set it aside and fail the step."""
-        ends = [_step_end(id, decode_delivery(each)) for id, each in steps]
+        settlements = [decode_delivery(each) for _, each in steps]
+        for settlement, (id, each) in zip(settlements, steps, strict=True):
+            await keep_unread(self._aside, settlement, str(id), each.model)
+        ends = [_step_end(id, end) for end, (id, _) in zip(settlements, steps, strict=True)]
         try:
             await self._write_down(ends)
             return
@@ -257,8 +271,15 @@ class Settler:
 
     async def _book(self, delivery: Delivery) -> Closing | None:
         settlement = await self._read(delivery)
-        if settlement.output is not None and settlement.output.stored is not None:
-            await self._media.record_stored([settlement.output.stored])
+        output = settlement.output
+        if output is not None and output.stored is not None:
+            await self._media.record_stored([output.stored])
+        if settlement.unread is not None:
+            await keep_unread(self._aside, settlement, settlement.request_id, delivery.model)
+        # The event log can contain more than the outcome of a request that failed.
+        logged = output is not None and settlement.status != "succeeded"
+        if logged or len(delivery.outcome) > self._large.row_bytes_max:
+            return await self._large.settle(settlement)
         return await self._ledger.settle(settlement)
 
     async def _read(self, delivery: Delivery) -> Settlement:
@@ -353,7 +374,8 @@ def decode_delivery(delivery: Delivery, streamed: Streamed = NOT_STREAMED) -> Se
             reason = delivery.reason or reason
         return judge_end(request_id, status, reason, problem, streamed)
     try:
-        return to_settlement(request_id, decode_outcome(delivery.outcome), streamed)
+        end = decode_outcome(delivery.outcome)
+        return to_settlement(request_id, end, streamed, delivery.attempt)
     except msgspec.DecodeError:
         log.error("could not decode the outcome of %s", request_id)
         problem = RequestError("engine_error", "The worker's answer could not be read.")
@@ -396,13 +418,14 @@ def to_settlement(
     request_id: RequestId,
     outcome: Completed | Failed | Cancelled,
     streamed: Streamed = NOT_STREAMED,
+    attempt: int = 0,
 ) -> Settlement:
     """Convert an outcome to a settlement that charges what was delivered, and nothing else.
 
     How the request ended does not matter. ``streamed`` is what the event log shows of earlier
     attempts, which the outcome does not know.
     """
-    timings = outcome.timings
+    timings, run = outcome.timings, run_record(outcome.worker, attempt, outcome.details)
     match outcome:
         case Completed():
             return Settlement(
@@ -413,6 +436,8 @@ def to_settlement(
                 usage=outcome.usage,
                 timings=timings,
                 output=Output(outcome.output, outcome.blobs, outcome.stored),
+                run=run,
+                unread=outcome.unread,
             )
         case Failed():
             status: Status = "failed"
@@ -432,7 +457,8 @@ def to_settlement(
     measured = {"steps": outcome.usage.steps, "gpu_us": outcome.usage.gpu_us}
     attributes = {**outcome.usage.attributes, **usage.attributes}
     usage = msgspec.structs.replace(usage, **measured, attributes=attributes)
-    return replace(settlement, usage=usage, timings=timings)
+    unread = outcome.unread if isinstance(outcome, Failed) else None
+    return replace(settlement, usage=usage, timings=timings, run=run, unread=unread)
 
 
 def judge_end(
@@ -467,9 +493,8 @@ def _cancelled_us(closed: Iterable[ClosedRequest]) -> Mapping[int, int]:
 def _unused(closing: Closing) -> UnusedRates:
     """Compute what to return to the rate limits: unused tokens, and the request if refused."""
     closed = closing.closed
-    refused = closed.status == "cancelled" and closed.reason in ("queue_full", "account_full")
     return UnusedRates(
         closing.job.gateway_note,
-        requests=1 if refused else 0,
+        requests=0 if closed.was_queued else 1,
         tokens=closing.job.limits.tokens - closed.usage.tokens,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -30,7 +31,7 @@ from sqlalchemy import (
     update,
 )
 
-from gateway.archive.marks import personal_months
+from gateway.archive.marks import archives_with, list_archives, unfinished_months
 from gateway.checks.entered import check_text
 from gateway.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from gateway.files.retention import delete_blobs
@@ -54,6 +55,10 @@ ROWS_MAX: Final = 500
 """Requests that one step looks at, and rows of one kind that it changes."""
 BLOBS_MAX: Final = 100
 """Requests, files or voices whose blobs one step deletes."""
+
+
+ID_CHARS: Final = 36
+"""Length of the id of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +135,11 @@ class Eraser:
         if phase == "requests":
             done = await self._erase_requests(target, position, dry=dry)
             following = "media"
+            if done.cursor is None and await self._database.slow(_has_archives):
+                return ErasureStep(done.counts, "archives:")
+        elif phase == "archives":
+            done = await self._erase_archived(target, position, dry=dry)
+            following = "media"
         elif phase in _STORED and target.whole_account:
             done = await self._erase_stored(target, phase, dry=dry)
             following = {"media": "files", "files": "voices"}.get(phase, "account")
@@ -150,6 +160,27 @@ class Eraser:
         write = self._database.slow if dry else self._database.slow_write
         counts = await write(act)
         return ErasureStep({**counts, "media": len(page.stored)}, page.cursor)
+
+    async def _erase_archived(self, target: Target, position: str, *, dry: bool) -> ErasureStep:
+        """Erase what files of archived months contain, and what SQL still has of their requests."""
+        # Imported late: it takes a while, and a gateway should start quickly.
+        from gateway.archive.rewrite import ArchiveEraser, Match
+
+        match = Match(target.account_id, target.request_id, target.tag)
+        done = await ArchiveEraser(self._database, self._blobs).step(
+            match, position, reason=f"erasure: {target.subject}", dry=dry
+        )
+        counts = Counter(archived_receipts=done.receipts, archived_steps=done.steps)
+        # Of an account, all rows are erased by their own phases.
+        requests = () if target.whole_account else done.requests
+        for start in range(0, len(requests), ROWS_MAX):
+            some = requests[start : start + ROWS_MAX]
+            act = functools.partial(_change_requests, rows=some, dry=dry)
+            write = self._database.slow if dry else self._database.slow_write
+            counts.update(await write(act))
+            if not dry:
+                await self._delete_events([each.request_id for each in some])
+        return ErasureStep(counts, f"archives:{done.place}" if done.place else None)
 
     async def _erase_stored(self, target: Target, kind: str, *, dry: bool) -> ErasureStep:
         table, id = _STORED[kind]
@@ -186,7 +217,7 @@ class Eraser:
         return await (self._database.slow if dry else self._database.slow_write)(erase)
 
     async def _delete_events(self, ids: Sequence[str]) -> None:
-        """Delete event logs, best effort: they end 15 minutes after their last event."""
+        """Delete event logs, best effort: they end soon after their last event."""
         if self._events is not None:
             try:
                 await self._events.delete(ids)
@@ -223,11 +254,11 @@ def check_target(connection: Connection, target: Target) -> None:
     if archives contain what is personal."""
     if target.tag is not None:
         check_text(target.tag[0], "the name of the tag", longest=64)
-    if months := personal_months(connection):
+    if months := unfinished_months(connection):
         raise Conflict(
             "archive_not_erasable",
-            f"The archives of {', '.join(months)} contain metadata or errors, which cannot be "
-            "erased in files; restore these months first.",
+            f"The archives of {', '.join(months)} are not complete; complete them first: "
+            f"tollgate archive {months[0]}",
             should_retry=False,
         )
     running = connection.execute(
@@ -259,7 +290,8 @@ def check_target(connection: Connection, target: Target) -> None:
         )
     if target.request_id is not None:
         known = select(receipts.c.request_id).where(target.matches(receipts))
-        if connection.execute(known).first() is None:
+        is_known = connection.execute(known).first() or archives_with(connection, target.request_id)
+        if not is_known:
             raise NotFound(
                 "request_not_found",
                 f"There is no request {target.request_id!r}.",
@@ -274,6 +306,10 @@ def begin_erasure(connection: Connection, target: Target) -> None:
             subject=target.subject, account_id=target.account_id, at=datetime.now(UTC)
         )
         connection.execute(made.on_conflict_do_nothing())
+
+
+def _has_archives(connection: Connection) -> bool:
+    return bool(list_archives(connection))
 
 
 def _run(connection: Connection, *, statement: Delete) -> None:
@@ -318,7 +354,8 @@ def _change_requests(connection: Connection, *, rows: Sequence[Any], dry: bool) 
         ("outputs", outputs, outputs.c.request_id.in_(ids), {}),
         ("idempotency_keys", idempotency, keys, {}),
         ("webhooks", webhook_deliveries, webhook_deliveries.c.request_id.in_(ids), {}),
-        ("set_aside", set_aside, set_aside.c.name.in_(ids), {}),
+        # Notes on the steps of a workflow run begin with the id of the run.
+        ("set_aside", set_aside, func.substr(set_aside.c.name, 1, ID_CHARS).in_(ids), {}),
         ("step_errors", receipt_steps, steps, {"error": None}),
         # Last: a tag in it is how an interrupted run finds the request again.
         (

@@ -70,6 +70,7 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
     webhooks_kept = in_days(settings.webhook_retention_days)
     notices_kept = in_days(settings.notice_retention_days)
     audit_kept = in_days(settings.audit_retention_days)
+    events_kept = timedelta(minutes=settings.event_retention_minutes)
     media_store = MediaStore(database, blobs, retention=outputs_kept)
     output, file = "TOLLGATE_OUTPUT_RETENTION_HOURS", "TOLLGATE_FILE_RETENTION_DAYS"
 
@@ -98,6 +99,8 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
         # Attachments and outputs of requests, and large inputs: checked when they can be due.
         Kind("media", output, AT_ONCE, media_store.delete_ended, _first(media.c.clear_at)),
         Kind("files", file, AT_ONCE, Files(database, blobs).delete_ended, first_expiry),
+        # The queue server deletes them.
+        Kind("event_logs", "TOLLGATE_EVENT_RETENTION_MINUTES", events_kept, _nothing, _none),
         # They are kept until they are deleted, or were never completed.
         Kind(
             "voices",
@@ -160,6 +163,14 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
             by_day=True,
         ),
     )
+
+
+async def _nothing() -> Cleared:
+    return Cleared(0, False)
+
+
+def _none(_: Connection) -> datetime | None:
+    return None
 
 
 def _first(column: Column[datetime]) -> Oldest:

@@ -44,6 +44,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import ColumnElement
 from sqlalchemy.sql.visitors import InternalTraversal
 
+from gateway.checks.moments import EPOCH, MICROSECOND
 from gateway.concurrency_limiter import ConcurrencyLimiter
 from gateway.sql.connections import WriteConnections
 from gateway.sql.lanes import MIGRATE, READ, REPORT, SLOW, WRITE, Lane, deadlocked
@@ -62,9 +63,6 @@ REPORTS_WAITING: Final = 16
 """Maximum that wait behind them; further ones get 429."""
 LONG_REPORTS: Final = 2
 """Maximum reports in the slow lane; its other threads are for closing, proofs and exports."""
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -88,7 +86,7 @@ class UtcDateTime(TypeDecorator[datetime]):
             raise ValueError(f"{value!r} has no time zone; use an aware datetime")
         if dialect.name == "postgresql":
             return value
-        return (value - _EPOCH) // _MICROSECOND
+        return (value - EPOCH) // MICROSECOND
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
         if value is None:
@@ -96,7 +94,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         if dialect.name == "postgresql":
             moment: datetime = value
             return moment.astimezone(UTC)
-        return _EPOCH + timedelta(microseconds=value)
+        return EPOCH + timedelta(microseconds=value)
 
 
 class time_bucket(ColumnElement[int]):  # lower case, like other SQL functions
@@ -189,6 +187,7 @@ class Database:
     """
 
     def __init__(self, url: str, *, prepare: bool = True) -> None:
+        self.url, self.prepare = url, prepare
         self._lanes = {
             lane.name: _Threads(url, lane, prepare=prepare) for lane in (WRITE, READ, REPORT, SLOW)
         }

@@ -14,6 +14,7 @@ Every change takes locks that bookings wait for, so it gives up after ``LOCK_S``
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
@@ -172,6 +173,38 @@ def drop_month(connection: Connection, month: str) -> list[Partition]:
     for partition in found:
         _run(connection, f"DROP TABLE {partition.name}")
     return found
+
+
+def is_empty(connection: Connection, partition: Partition) -> bool:
+    """Whether a partition has no rows."""
+    found = connection.exec_driver_sql(f"SELECT EXISTS (SELECT FROM {partition.name})")
+    return not found.scalar_one()
+
+
+def drop_empty(connection: Connection, partition: Partition) -> bool:
+    """Detach and drop a partition if it has no rows; return whether it had none.
+
+    Rows of its month that are inserted later go to the default partition.
+    """
+    _wait_briefly(connection)
+    with contextlib.suppress(_HasRows), connection.begin_nested():
+        _run(connection, f"ALTER TABLE {partition.table} DETACH PARTITION {partition.name}")
+        # Nothing can be inserted any more.
+        if not is_empty(connection, partition):
+            raise _HasRows
+        _run(connection, f"DROP TABLE {partition.name}")
+        return True
+    return False
+
+
+class _HasRows(Exception):
+    """Rows were inserted meanwhile."""
+
+
+def create_again(connection: Connection, month: str) -> list[Partition]:
+    """Create the partitions of a month that were dropped."""
+    first = [f"{match[3]}-{match[4]}" for match, _ in _named(connection) if match[2] is not None]
+    return create_month(connection, month) if first and month >= max(first) else []
 
 
 def rows_in_default(connection: Connection) -> dict[str, int]:

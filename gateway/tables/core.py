@@ -1,7 +1,7 @@
 """The SQL tables of accounts, ledger and billing, with the invariants that SQL can enforce.
 
 An accepted request is a row of ``holds`` or a row of ``receipts``, never both. ``transfers``,
-``receipts``, ``refunds``, ``prices``, ``price_periods``, ``invoices`` and ``invoice_lines`` are
+``receipts``, ``refunds``, ``prices``, ``price_periods`` and the tables of invoices are
 append-only. Only customer accounts have a stored balance; those of system accounts are sums of
 transfers. Money is BIGINT nano-dollars. For PostgreSQL's partitions see ``sql.partitions``.
 """
@@ -84,6 +84,8 @@ accounts = Table(
     Column("bounded", Boolean, nullable=False, server_default=false()),
     # Number of open requests, without batch lines. No CHECK: a wrong count must not stop a charge.
     Column("open_requests", Integer, nullable=False, server_default="0"),
+    # Whether it is or was a member of an organisation, so that its lock is taken only in this case.
+    Column("organised", Boolean, nullable=False, server_default=false()),
     CheckConstraint("kind IN ('customer', 'system')", name="kind"),
     CheckConstraint("status IN ('active', 'suspended', 'closed')", name="status"),
     CheckConstraint("held_nanos >= 0", name="held"),
@@ -99,11 +101,14 @@ keys = Table(
     Column("id", RowId, primary_key=True),
     Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False, index=True),
     Column("name", String(200), nullable=False, server_default=""),
-    Column("prefix", String(16), nullable=False),
+    Column("prefix", String(16), nullable=False, index=True),
     Column("secret_hash", LargeBinary(32), nullable=False, unique=True),
     Column("scopes", JSON, nullable=False),
     # Of keys with the scope ``admin``.
     Column("role", String(16)),
+    # The member whose key it is, with that role in the account; written with ``members``.
+    Column("user_id", RowId, ForeignKey("users.id"), index=True),
+    Column("member_role", String(16)),
     Column("created_at", UtcDateTime, nullable=False),
     Column("expires_at", UtcDateTime),
     Column("revoked_at", UtcDateTime),
@@ -120,6 +125,8 @@ keys = Table(
     Column("open_requests", Integer, nullable=False, server_default="0"),
     CheckConstraint("held_nanos >= 0", name="held"),
     CheckConstraint("role IN ('operator', 'finance', 'auditor')", name="role"),
+    CheckConstraint("member_role IN ('owner', 'member', 'viewer')", name="member_role"),
+    CheckConstraint("(user_id IS NULL) = (member_role IS NULL)", name="member"),
     CheckConstraint(
         "spend_limit_nanos IS NULL OR spent_nanos + held_nanos <= spend_limit_nanos",
         name="spend_limit",
@@ -234,6 +241,9 @@ receipts = Table(
     Column("metadata", OptionalJson),
     Column("windows", OptionalJson),
     Column("error", OptionalJson),
+    # For the operator: how it ran, and what it cost; NULL if that is not known.
+    Column("run", OptionalJson),
+    Column("expense_nanos", BigInteger),
     Column("service_class", String(16), nullable=False, server_default="standard"),
     Column("accepted_at", UtcDateTime, nullable=False),
     Column("settled_at", UtcDateTime, nullable=False),
@@ -311,8 +321,10 @@ lots = Table(
 budgets = Table(
     "budgets",
     metadata,
+    # Of an account, or of all accounts of an organisation together.
     Column("id", RowId, primary_key=True),
-    Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False, index=True),
+    Column("account_id", RowId, ForeignKey("accounts.id"), index=True),
+    Column("organisation_id", RowId, ForeignKey("organisations.id"), index=True),
     Column("key_id", RowId, ForeignKey("keys.id")),
     Column("model", String(200)),
     Column("name", String(200), nullable=False, server_default=""),
@@ -320,10 +332,14 @@ budgets = Table(
     Column("tz", String(64), nullable=False),
     Column("limit_nanos", BigInteger, nullable=False),
     Column("hard", Boolean, nullable=False),
+    # Whether the budgets of an organisation's accounts may sum to more than this one of it.
+    Column("overallot", Boolean, nullable=False, server_default=false()),
     Column("created_at", UtcDateTime, nullable=False),
     Column("ended_at", UtcDateTime),
     CheckConstraint("\"window\" IN ('hour', 'day', 'month', 'total')", name="window"),
     CheckConstraint("limit_nanos >= 0", name="limit"),
+    CheckConstraint("(account_id IS NULL) <> (organisation_id IS NULL)", name="owner"),
+    CheckConstraint("key_id IS NULL OR organisation_id IS NULL", name="key"),
 )
 
 budget_windows = Table(
@@ -345,7 +361,7 @@ rate_limits = Table(
     metadata,
     # Limits of an account or one key (0: all keys together), for one model ('': all together).
     Column("account_id", RowId, ForeignKey("accounts.id"), primary_key=True, autoincrement=False),
-    Column("key_id", RowId, primary_key=True, autoincrement=False),
+    Column("key_id", RowId, primary_key=True, autoincrement=False, index=True),
     Column("model", String(200), primary_key=True),
     Column("requests_per_minute", Integer),
     Column("tokens_per_minute", Integer),
@@ -400,60 +416,6 @@ periods = Table(
     ),
 )
 
-rebates = Table(
-    "rebates",
-    metadata,
-    # Share of a month's spending above ``from_nanos`` that is refunded; account 0: the default.
-    Column("account_id", RowId, primary_key=True, autoincrement=False),
-    Column("from_nanos", BigInteger, primary_key=True, autoincrement=False),
-    Column("basis_points", Integer, nullable=False),
-    CheckConstraint("from_nanos >= 0", name="from"),
-    CheckConstraint("basis_points >= 0 AND basis_points <= 10000", name="basis_points"),
-)
-
-invoices = Table(
-    "invoices",
-    metadata,
-    # Final; corrected by credit notes. ``carried_in`` + lines = total in cents + ``carried_out``.
-    Column("id", RowId, primary_key=True),
-    Column("number", String(40), nullable=False, unique=True),
-    Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False),
-    Column("kind", String(16), nullable=False),
-    Column("month", String(7), nullable=False),
-    Column("corrects", RowId, ForeignKey("invoices.id")),
-    Column("total_cents", BigInteger, nullable=False),
-    Column("carried_in_nanos", BigInteger, nullable=False),
-    Column("carried_out_nanos", BigInteger, nullable=False),
-    Column("opening_nanos", BigInteger, nullable=False),
-    Column("closing_nanos", BigInteger, nullable=False),
-    Column("actor", String(200), nullable=False),
-    Column("reason", String(500), nullable=False, server_default=""),
-    Column("issued_at", UtcDateTime, nullable=False),
-    CheckConstraint("kind IN ('invoice', 'credit_note')", name="kind"),
-    Index(None, "account_id", "month"),
-)
-
-invoice_lines = Table(
-    "invoice_lines",
-    metadata,
-    Column("invoice_id", RowId, ForeignKey("invoices.id"), primary_key=True),
-    Column("seq", Integer, primary_key=True, autoincrement=False),
-    Column("kind", String(16), nullable=False),
-    Column("model", String(200)),
-    Column("unit", String(32)),
-    Column("quantity", String(64)),
-    Column("description", String(500), nullable=False, server_default=""),
-    Column("amount_nanos", BigInteger, nullable=False),
-)
-
-counters = Table(
-    "counters",
-    metadata,
-    # Numbers without gaps, taken under the row's lock in the transaction that uses them.
-    Column("name", String(40), primary_key=True),
-    Column("value", BigInteger, nullable=False),
-)
-
 usage_hours = Table(
     "usage_hours",
     metadata,
@@ -479,6 +441,9 @@ usage_hourly = Table(
     Column("charge_nanos", BigInteger, nullable=False),
     Column("refund_nanos", BigInteger, nullable=False),
     *(Column(quantity, BigInteger, nullable=False) for quantity in QUANTITIES),
+    # Cost to the operator, and the number of requests of which it is known.
+    Column("expense_nanos", BigInteger, nullable=False, server_default="0"),
+    Column("expensed", BigInteger, nullable=False, server_default="0"),
     Index(None, "hour", "model"),
     Index(None, "key_id", "hour"),
 )

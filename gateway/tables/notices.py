@@ -35,7 +35,11 @@ notice_subscriptions = Table(
     # NULL: all, also those of later versions.
     Column("kinds", OptionalJson),
     Column("created_at", UtcDateTime, nullable=False),
+    # NULL: the receiver of mail has not agreed yet.
+    Column("confirmed_at", UtcDateTime),
     UniqueConstraint("account_id", "url"),
+    # Deliveries keep the number of a removed subscription.
+    sqlite_autoincrement=True,
 )
 
 notices = Table(

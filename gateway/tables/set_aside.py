@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Integer, String, Table
+from sqlalchemy import Column, Integer, String, Table, Text
 
 from gateway.sql.database import UtcDateTime
 from gateway.tables.core import metadata
@@ -16,4 +16,6 @@ set_aside = Table(
     Column("times", Integer, nullable=False, server_default="1"),
     Column("first_at", UtcDateTime, nullable=False),
     Column("last_at", UtcDateTime, nullable=False),
+    # Of a result that could not be read: what the upstream returned, as JSON.
+    Column("content", Text),
 )

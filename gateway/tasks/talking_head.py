@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from pydantic import Field, StringConstraints
 
+from gateway.catalog.market.contract import longest_seconds
 from gateway.catalog.schema import FPS_MAX, SECONDS_MAX, CatalogEntry
 from gateway.catalog.tasks import Task
 from gateway.checks.strict import StrictModel
@@ -63,7 +64,7 @@ def prepare_talking(
         input=given,
         limits=Usage(
             requests=1,
-            video_ms=round((value.seconds or limits.seconds or 0) * 1000),
+            video_ms=round((value.seconds or longest_seconds(entry)) * 1000),
             steps=limits.steps or 0,
             gpu_us=gpu_us_max(limits),
         ),

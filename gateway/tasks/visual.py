@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 from pydantic import Field, StringConstraints
 
-from gateway.catalog.market.contract import contract_of
+from gateway.catalog.market.contract import contract_of, longest_seconds
 from gateway.catalog.schema import (
     FPS_MAX,
     GUIDANCE_MAX,
@@ -195,7 +195,7 @@ def prepare_video(entry: CatalogEntry, task: Task, value: VideoTask, *, prefix: 
         input=msgspec.to_builtins(video),
         limits=Usage(
             requests=1,
-            video_ms=video.duration_ms or round((limits.seconds or 0) * 1000),
+            video_ms=video.duration_ms or round(longest_seconds(entry) * 1000),
             steps=video.steps or limits.steps or 0,
             gpu_us=gpu_us_max(limits),
             attributes=attributes,
@@ -423,7 +423,11 @@ class _TaskInput:
         given, name = f"{width}x{height}", self.entry.name
         field = "size" if self.value.size not in (None, "auto") else "width"
         if sizes and given not in sizes:
-            raise self.refuse(field, f"size is {given}, but {name} supports {', '.join(sizes)}.")
+            raise self.refuse(
+                field,
+                f"size is {given}, but {name} supports {', '.join(sizes)}."
+                f"{_enlarged(given, sizes, limits.scale or 1)}",
+            )
         if limits.side and max(width, height) > limits.side:
             raise self.refuse(
                 field, f"size is {given}, but a side of {name} can be at most {limits.side} pixels."
@@ -447,6 +451,18 @@ class _TaskInput:
         raise self.refuse(
             "resolution", f"{self.entry.name} has no {resolution} size; send size instead."
         )
+
+
+def _enlarged(given: str, sizes: Collection[str], most: int) -> str:
+    """Say how a model that enlarges its results comes to a size, or near it."""
+    if most == 1:
+        return ""
+    for size in sizes:
+        (width, height), (wanted, high) = _pair(size), _pair(given)
+        scale = wanted // width
+        if 1 < scale <= most and (width * scale, height * scale) == (wanted, high):
+            return f" Send size {size} and scale {scale} to get {given}."
+    return f" A scale of at most {most} enlarges them."
 
 
 def _pair(size: str) -> tuple[int, int]:

@@ -44,7 +44,7 @@ from workers.contract.jobs import (
     decode_job,
     encode,
 )
-from workers.contract.streams import LogEntry, publish
+from workers.contract.streams import EVENTS_S, LogEntry, publish
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +84,7 @@ class WorkflowRunner:
         aside: Aside,
         namespace: str,
         blobs: Blobs,
+        events_s: int = EVENTS_S,
         close: Callable[[Settlement, str], Awaitable[None]],
     ) -> None:
         """``close`` settles a request that has ended and notifies the mailbox that waits for it."""
@@ -94,6 +95,7 @@ class WorkflowRunner:
         self._waiters = waiters
         self._namespace = namespace
         self._blobs = blobs
+        self._events_s = events_s
         self._close = close
         self._aside = aside
         self._swept: RequestId = RequestId("")
@@ -342,7 +344,9 @@ class WorkflowRunner:
             sent = await next_of(self._events, beat)
             entry = LogEntry(sent.request_id, sent.attempt, sent.seq, encode((sent,)))
             try:
-                await publish(self._redis, {}, [entry], namespace=self._namespace)
+                await publish(
+                    self._redis, {}, [entry], namespace=self._namespace, events_s=self._events_s
+                )
             except QUEUE_OUTAGE as error:
                 log.warning("could not log an event: %s", type(error).__name__)
             self._waiters.deliver((sent,))

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import shutil
 from datetime import timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import pyarrow as pa
 import pytest
 
+from gateway.archive.files import read_pages
 from gateway.archive.marks import list_archives
 from gateway.audit_log import Author
 from gateway.billing.corrections import plan
 from gateway.billing.entries import entries, find_entry
+from gateway.billing.exports import native, pages
+from gateway.billing.exports.archived import ArchivedReceipts, Steps
+from gateway.billing.exports.files import export
+from gateway.billing.exports.footer import Footer
 from gateway.billing.usage.report import Filters, Span, usage
 from gateway.billing.usage.whatif import whatif
 from gateway.errors import Conflict, Gone, InvalidRequest, NotFound, Unavailable
 from gateway.ledger.receipts import Receipt
+from gateway.ledger.steps import read_steps
 from gateway.operations import credit
 from gateway.operations.credit import RefundBody, TransferView
 from gateway.operations.periods import rebuild_rollups
 from gateway.requests.lookup import Lookup, RequestFilter
 from gateway.retention.erasure import Target, check_target
 from tests.archive.months import APRIL, AUTHOR, LATE, MARCH, MONTH, Month
+from tests.archive.test_archive import Killed, kill_at
 from tests.ledger.books import PRICE
 
 
@@ -89,6 +98,87 @@ def test_archived_charge_is_refunded_once_and_never_beyond_it(march: Month) -> N
     assert march.findings() == []
     march.restore()
     assert march.findings() == []
+
+
+def exported(month: Month, **chosen: Any) -> bytes:
+    read = functools.partial(_read, month)
+    values: dict[str, Any] = {"format": "csv", "profile": "native", **chosen}
+    span = values.pop("span", Span(MARCH, APRIL + timedelta(days=1), ZoneInfo("Europe/Berlin")))
+    filters = values.pop("filters", Filters())
+    return b"".join(
+        export(read, span, filters, footer=Footer(), blobs=month.blobs, **values)  # type: ignore[arg-type]
+    )
+
+
+def _read(month: Month, function: Any) -> Any:
+    with month.database.snapshot() as connection:
+        return function(connection)
+
+
+@pytest.mark.parametrize("rows", [4, 20_000])
+def test_exports_have_the_bytes_that_they_had_before(
+    march: Month, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "PAGE_ROWS", rows)
+    monkeypatch.setattr(native, "ROW_GROUP", 2 * rows)
+    own = Filters((march.books.account.id,), (march.books.key.id,), ("m",))
+    part = Span(LATE + timedelta(hours=3), LATE + timedelta(hours=9), ZoneInfo("UTC"))
+    asked: list[dict[str, Any]] = [
+        *({"format": format, "profile": profile} for format in ("csv", "parquet")
+          for profile in ("native", "focus")),
+        {"filters": own}, {"filters": own, "profile": "focus"}, {"span": part},
+    ]  # fmt: skip
+    before = [exported(march, **each) for each in asked]
+    assert all(len(each) > 1000 for each in before)
+
+    march.archive()
+
+    assert [exported(march, **each) for each in asked] == before
+    march.restore()
+    assert [exported(march, **each) for each in asked] == before
+
+
+def test_steps_of_an_archived_workflow_are_those_of_before(one_march: Month) -> None:
+    with one_march.database.snapshot() as connection:
+        before = read_steps(connection, one_march.workflow)
+    made = one_march.archive()
+    assert made.manifest is not None
+
+    steps = Steps(read_pages(one_march.blobs, made.manifest, "receipt_steps"))
+
+    asked = pa.chunked_array([[one_march.requests[0], one_march.workflow]])
+    assert steps.until(asked) == {one_march.workflow: list(before)}
+
+
+def test_export_names_the_file_that_is_missing_or_damaged(one_march: Month) -> None:
+    made = one_march.archive()
+    assert made.manifest is not None
+    file = next(made.manifest.of("receipts"))
+    assert one_march.blobs._directory is not None
+    path = one_march.blobs._directory / file.key
+
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(Unavailable, match=f"{file.key} of the archive is damaged"):
+        exported(one_march)
+    path.unlink()
+    with pytest.raises(Unavailable, match=f"{file.key} of the archive is missing"):
+        exported(one_march)
+
+
+def test_export_does_not_miss_a_month_that_is_archived_meanwhile(
+    one_march: Month, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "PAGE_ROWS", 4)
+    read = functools.partial(_read, one_march)
+    span = Span(MARCH, APRIL, ZoneInfo("UTC"))
+    tables = native.native_tables(
+        read, span, Filters(), native.CSV_SCHEMA, ArchivedReceipts(read, one_march.blobs, ())
+    )
+    next(tables)
+    one_march.archive()
+
+    with pytest.raises(Unavailable, match="archived or restored meanwhile"):
+        next(tables)
 
 
 def test_usage_and_ledger_agree_with_what_they_were(march: Month) -> None:
@@ -163,15 +253,19 @@ def test_rollups_of_an_archived_month_are_not_rebuilt(one_march: Month) -> None:
     assert one_march.findings() == []
 
 
-def test_erasing_is_refused_while_files_have_metadata(one_march: Month) -> None:
+def test_erasing_is_refused_while_an_archive_is_not_complete(
+    one_march: Month, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = Target(account_id=one_march.books.account.id, request_id=one_march.requests[0])
     with one_march.database.snapshot() as connection:
         check_target(connection, target)
-    one_march.archive()
+    kill_at(monkeypatch, "archive_written")
+    with pytest.raises(Killed):
+        one_march.archive()
 
     with (
         one_march.database.snapshot() as connection,
-        pytest.raises(Conflict, match="restore these months"),
+        pytest.raises(Conflict, match="complete them first"),
     ):
         check_target(connection, target)
 

@@ -36,7 +36,8 @@ from gateway.ledger.settle import settle
 from gateway.ledger.transfers import add_credit
 from gateway.pricing import Component, Price
 from gateway.sql.database import Database
-from gateway.tables.core import invoices, periods, receipts
+from gateway.tables.core import periods, receipts
+from gateway.tables.invoices import invoices
 from tests.ledger.books import Books, done, open_books
 
 MARCH = datetime(2026, 3, 10, tzinfo=UTC)

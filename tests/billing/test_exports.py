@@ -238,9 +238,11 @@ def test_equal_charges_are_itemised_once(books: Books, monkeypatch: pytest.Monke
     itemised = []
     original = focus.charged_lines
 
-    def charged_lines(connection: Connection, row: Any, prices: PriceCache) -> Iterator[Line]:
+    def charged_lines(
+        connection: Connection, row: Any, prices: PriceCache, steps: None
+    ) -> Iterator[Line]:
         itemised.append(row["request_id"])
-        return original(connection, row, prices)
+        return original(connection, row, prices, steps)
 
     monkeypatch.setattr(focus, "charged_lines", charged_lines)
     found = rows(write(books, profile="focus")[0])

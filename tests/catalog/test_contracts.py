@@ -20,13 +20,14 @@ from gateway.tasks.prepared import Prepared
 from gateway.tasks.registry import choose_task, parse, prepare
 from workers.contract.jobs import BlobRef, Job, RequestId
 from workers.contract.models import read_specs
-from workers.upstreams import gmi_wire
+from workers.upstreams import gmi_results, gmi_wire
 
 CATALOG = Path(__file__).parents[2] / "catalog.yaml"
 ENTRIES = {entry.name: entry for entry in load_catalog(CATALOG).models}
 SPECS = {spec.name: spec for spec in read_specs(CATALOG)}
 MARKET = sorted(contracts())
 GOLDEN = Path(__file__).parent / "market_payloads.json"
+RESULTS = Path(__file__).parent / "market_results.json"
 PICTURE = "https://example.com/a.png"
 SOUND = "https://example.com/a.mp3"
 
@@ -98,6 +99,17 @@ def test_a_worker_sends_what_the_vendor_expects(name: str) -> None:
     assert sent == json.loads(GOLDEN.read_text())[name]
     known = {parameter.sent_as for parameter in contracts()[name].parameters}
     assert sent.keys() <= known
+
+
+@pytest.mark.parametrize("name", MARKET)
+def test_a_worker_reads_the_result_that_the_vendor_returns(name: str) -> None:
+    golden = json.loads(RESULTS.read_text())[name]
+    kind = gmi_wire.OUTPUT_KINDS[ENTRIES[name].task]
+
+    found = gmi_results.find_media(golden["outcome"], kind)
+
+    read = [[one.kind, one.url or f"base64:{one.data}", one.is_thumbnail] for one in found]
+    assert read == golden["read"]
 
 
 @pytest.mark.parametrize("name", MARKET)
@@ -346,10 +358,10 @@ def test_the_queue_lists_the_vendors_parameters() -> None:
 
 @pytest.mark.parametrize("name", MARKET)
 def test_the_catalog_shows_the_contract(name: str) -> None:
-    shown = json.loads(json.dumps(entry_view(ENTRIES[name], [])))["contract"]
+    shown = json.loads(json.dumps(entry_view(ENTRIES[name], [], find=ENTRIES.get)))["contract"]
 
     assert shown["strengths"]
     assert shown["expected_seconds"]["least"] <= shown["expected_seconds"]["most"]
     assert len(shown["parameters"]) == len(contracts()[name].parameters)
-    assert entry_view(ENTRIES["pocket-image"], [])["contract"] is None
+    assert entry_view(ENTRIES["pocket-image"], [], find=ENTRIES.get)["contract"] is None
     assert format_usd(contracts()[name].price)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,11 +13,8 @@ from openai.types import Model
 
 from gateway.catalog.availability import availability
 from gateway.catalog.listing import (
-    Sort,
-    choose,
     decimal,
     entry_view,
-    from_price,
     model_view,
     providers_view,
 )
@@ -31,10 +26,6 @@ from workers.contract.streams import Announcement
 CATALOG = load_catalog(Path(__file__).parents[2] / "catalog.yaml").models
 ENTRIES = {entry.name: entry for entry in CATALOG}
 LOCAL = Announcement("w1", models=("pocket-chat",), unavailable={"Veo3": "GMI_API_KEY is not set"})
-
-
-def names(**choice: Any) -> list[str]:
-    return [entry.name for entry in choose(CATALOG, [LOCAL], **choice)]
 
 
 def test_openais_client_reads_every_model() -> None:
@@ -136,8 +127,8 @@ def test_conditional_price_is_listed_at_its_highest_for_openrouter_and_in_full_n
     )
 
     assert model_view(entry, [], 0)["pricing"]["image"] == "0.08"
-    assert entry_view(entry, [])["from_price"] == "0.01"
-    assert entry_view(entry, [])["price"][1] == {
+    assert entry_view(entry, [], find=ENTRIES.get)["from_price"] == "0.01"
+    assert entry_view(entry, [], find=ENTRIES.get)["price"][1] == {
         "unit": "image",
         "amount": "0.08",
         "per": 1,
@@ -146,7 +137,9 @@ def test_conditional_price_is_listed_at_its_highest_for_openrouter_and_in_full_n
 
 
 def test_entry_has_all_fields_of_a_model() -> None:
-    view = json.loads(json.dumps(entry_view(ENTRIES["seedream-4-0-250828"], [LOCAL])))
+    view = json.loads(
+        json.dumps(entry_view(ENTRIES["seedream-4-0-250828"], [LOCAL], find=ENTRIES.get))
+    )
 
     assert view["name"] == "seedream-4-0-250828"
     assert view["task"] == "text-to-image"
@@ -161,7 +154,9 @@ def test_entry_has_all_fields_of_a_model() -> None:
 
 def test_no_view_reveals_upstream_urls_or_credentials() -> None:
     for entry in CATALOG:
-        text = json.dumps([entry_view(entry, [LOCAL]), model_view(entry, [LOCAL], 0)])
+        text = json.dumps(
+            [entry_view(entry, [LOCAL], find=ENTRIES.get), model_view(entry, [LOCAL], 0)]
+        )
 
         assert "gmicloud" not in text
         assert "workers/pocket" not in text
@@ -185,7 +180,7 @@ def test_listed_amounts_are_exact_and_plain(nanos: int, per: int, minimum: int |
             "minimum": usd(minimum) if minimum else None,
         }
     )
-    view = entry_view(entry, [])
+    view = entry_view(entry, [], find=ENTRIES.get)
 
     assert parse_usd(view["price"][0]["amount"]) == nanos
     assert view["minimum"] is None or parse_usd(view["minimum"]) == minimum
@@ -205,57 +200,6 @@ def test_listed_amounts_are_exact_and_plain(nanos: int, per: int, minimum: int |
 )
 def test_decimals_have_no_exponent_and_no_idle_zeros(value: Fraction, text: str) -> None:
     assert decimal(value) == text
-
-
-def test_entries_are_found_by_any_of_their_tasks() -> None:
-    assert names(task="image-edit") == [
-        "bria-fibo-edit",
-        "pocket-image",
-        "pocket-image-turbo",
-        "reve-edit-fast-20251030",
-        "seedream-4-0-250828",
-    ]
-    assert names(task="text-generation") == ["pocket-chat"]
-
-
-def test_entries_are_found_by_good_for() -> None:
-    assert names(good_for="voice-cloning") == [
-        "minimax-audio-voice-clone-speech-2.6-hd",
-        "minimax-audio-voice-clone-speech-2.6-turbo",
-    ]
-    assert names(good_for="world peace") == []
-
-
-def test_maximum_price_filter_is_inclusive() -> None:
-    assert names(task="text-to-speech", max_price=Decimal("0.06")) == [
-        "inworld-tts-1.5-mini",
-        "minimax-tts-speech-2.6-turbo",
-        "pocket-speech",
-    ]
-    assert names(max_price=Decimal("0.000001")) == [
-        "bria-fibo-image-blend",
-        "bria-fibo-relight",
-        "bria-fibo-restyle",
-        "pocket-chat",
-        "pocket-embed",
-        "pocket-speech",
-    ]
-
-
-def test_entries_are_found_by_availability() -> None:
-    assert names(available=True) == ["pocket-chat"]
-    assert len(names(available=False)) == len(ENTRIES) - 1
-    assert len(names()) == len(ENTRIES)
-
-
-@pytest.mark.parametrize("sort", ["price", "-price"])
-def test_entries_are_sorted_by_price_and_equal_prices_by_name(sort: Sort) -> None:
-    found = choose(CATALOG, [], sort=sort)
-    sign = -1 if sort == "-price" else 1
-
-    priced = [entry for entry in CATALOG if entry.price]
-    priced.sort(key=lambda entry: (sign * (from_price(entry) or 0), entry.name.lower()))
-    assert found == [*priced, ENTRIES["pocket-talking-head"]], "what has no price of its own"
 
 
 def test_a_model_is_available_once_a_worker_serves_it() -> None:
@@ -299,7 +243,8 @@ def test_unreachable_upstream_is_configured_and_can_be_retried() -> None:
 
 def test_only_operators_see_the_cause_of_unavailability() -> None:
     plain, full = (
-        entry_view(ENTRIES["Veo3"], [LOCAL], for_operator=flag) for flag in (False, True)
+        entry_view(ENTRIES["Veo3"], [LOCAL], find=ENTRIES.get, for_operator=flag)
+        for flag in (False, True)
     )
 
     assert "GMI_API_KEY" not in str(plain)

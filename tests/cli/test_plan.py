@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from tests.cli.here import run_here
 
 ROOT = Path(__file__).parents[2]
 DIMENSIONS = ("--params", "70e9", "--layers", "80", "--kv-heads", "8", "--head-dim", "128")
 
 
 def run(*arguments: str, status: int = 0, **variables: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "gateway", "plan", *arguments],
-        env={**os.environ, **variables},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == status, done.stderr
-    assert "Traceback" not in done.stderr
+    done = run_here(("plan", *arguments), variables)
+    assert done.exit_code == status, done.stderr
     return done.stdout if status == 0 else done.stderr
 
 
-def plan(*arguments: str, **variables: str) -> Any:
+def plan(*arguments: str, **variables: Any) -> Any:
     return json.loads(run(*arguments, "--json", **variables))
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final, get_args
 import msgspec
 import pytest
 
+from workers.contract.attempts import RunDetails, UnreadResult
 from workers.contract.jobs import (
     AudioChunk,
     BlobRef,
@@ -150,6 +151,17 @@ OUTCOMES: dict[str, Outcome] = {
         "worker-1",
     ),
     "smallest cancelled": Cancelled("client"),
+    "completed with details": Completed(
+        Usage(requests=1),
+        worker="worker-1",
+        details=RunDetails("NVIDIA H200", "bfloat16", 8, "gmi.example.com"),
+    ),
+    "unread result": Failed(
+        "upstream_error",
+        "no image",
+        usage=Usage(requests=1),
+        unread=UnreadResult("no image", "r-1", "their-name", "gmi.example.com", '{"seed":7}'),
+    ),
 }
 
 

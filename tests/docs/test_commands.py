@@ -66,7 +66,7 @@ class Sandbox:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=480,
         )
         assert done.returncode == 0, f"{what}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
@@ -129,7 +129,7 @@ def test_every_exception_is_a_command_of_a_page() -> None:
     assert [start for start in NOT_RUN if not any(c.startswith(start) for c in every)] == []
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_commands_run(sandbox: Sandbox) -> None:
     # The first steps come first: other pages use their account and their files.
     ordered = sorted(PAGES, key=lambda page: page.parent.name != "start")

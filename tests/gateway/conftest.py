@@ -139,6 +139,7 @@ def shared_media_stack(
                     "TOLLGATE_MEDIA_BYTES_MAX": "1000000",
                     "TOLLGATE_VOICE_BYTES_MAX": "100000",
                     "TOLLGATE_ACCOUNT_VOICES_MAX": "5",
+                    "TOLLGATE_PUBLIC_CATALOG": "true",
                 }
             )
             made.wait_for_model("pocket")

@@ -21,7 +21,7 @@ from gateway.app import create_app
 from gateway.aside import add_note
 from gateway.settings import Settings
 from gateway.sql.database import Database
-from gateway.tables.core import invoices
+from gateway.tables.invoices import invoices
 from tests.stack import Caller, Stack, ended
 
 SECRET = re.compile(r"tga?_[\w-]{20,}")
@@ -139,6 +139,48 @@ CALLS: dict[str, list[tuple[str, Call]]] = {
         (
             "member.remove",
             lambda i: ("DELETE", f"/v1/admin/accounts/{i.name}/members/{i.email}", None),
+        )
+    ],
+    "CreateOrganisation": [
+        (
+            "organisation.create",
+            lambda i: ("POST", "/v1/admin/organisations", {"name": f"{i.name}-group"}),
+        )
+    ],
+    "AddOrganisationAccount": [
+        (
+            "organisation.add",
+            lambda i: ("PUT", f"/v1/admin/organisations/{i.name}-group/accounts/{i.name}", None),
+        )
+    ],
+    "CreateOrganisationBudget": [
+        (
+            "budget.create",
+            lambda i: (
+                "POST",
+                f"/v1/admin/organisations/{i.name}-group/budgets",
+                {"limit": "9", "window": "day"},
+            ),
+        )
+    ],
+    "RemoveOrganisationAccount": [
+        (
+            "organisation.remove",
+            lambda i: (
+                "DELETE",
+                f"/v1/admin/organisations/{i.name}-group/accounts/{i.name}",
+                None,
+            ),
+        )
+    ],
+    "RenameOrganisation": [
+        (
+            "organisation.change",
+            lambda i: (
+                "PATCH",
+                f"/v1/admin/organisations/{i.name}-group",
+                {"name": f"{i.name}-holding"},
+            ),
         )
     ],
     "ChangeKey": [

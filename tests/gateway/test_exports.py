@@ -18,6 +18,7 @@ from gateway.sql.database import Database
 from tests.billing.test_exports import SPAN
 from tests.gateway.test_usage import spend
 from tests.stack import Caller, Stack
+from workers.contract.blobs import Blobs
 
 
 @pytest.fixture
@@ -88,9 +89,11 @@ def test_stalled_export_loses_its_slot_to_another(
 def test_slot_is_taken_before_the_first_part_and_freed_with_the_file(tmp_path: Path) -> None:
     """A client can go away before anything of its file was asked for."""
     database = Database(f"sqlite:///{tmp_path / 'none.db'}")
+    blobs = Blobs("memory:///")
     asked = ExportRequest(SPAN, Filters((1,)), "csv", "native", "usage.csv")
     files = [
-        exports._File(database, asked, exports._slots.take(1)) for _ in range(ACCOUNT_EXPORTS_MAX)
+        exports._File(database, blobs, asked, exports._slots.take(1))
+        for _ in range(ACCOUNT_EXPORTS_MAX)
     ]
 
     with pytest.raises(TooManyRequests):

@@ -71,7 +71,7 @@ def test_invalid_subscriptions_are_refused(stack: Stack) -> None:
             {"account": account, "url": "http://a.example", "kinds": ["reconciliation.failed"]},
             "invalid_value",
         ),
-        ({"url": "http://a.example", "kinds": ["budget.passed"]}, "invalid_value"),
+        ({"url": "http://a.example", "kinds": ["key.expired"]}, "invalid_value"),
         ({"url": "http://a.example", "kinds": ["nonsense"]}, "invalid_value"),
         ({"account": "nobody-here", "url": "http://a.example"}, "account_not_found"),
     ):

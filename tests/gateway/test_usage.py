@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from datetime import UTC, datetime
 
+from sqlalchemy import select
+
 from gateway.ledger.refunds import refund
 from gateway.pricing import device_cost, parse_usd
 from gateway.sql.database import Database
+from gateway.tables.core import accounts
 from tests.stack import Caller, Stack, chat, ended, order, wait_for
 
 
@@ -137,9 +140,37 @@ def test_receipt_has_refunds_and_for_administrators_the_margin(
     assert parse_usd(own["net_cost"]) == parse_usd(own["cost"]) - 10
     assert "operator" not in own
     operator = full["operator"]
+    assert operator["worker"]
+    assert (operator["attempt"], operator["device"], operator["rows"]) == (1, "cpu", 1)
+    assert (operator["device_cost"], operator["upstream_cost"]) == (operator["cost"], None)
     assert parse_usd(operator["cost"]) == device_cost(full["usage"]["gpu_us"], 3_600_000_000)
     assert parse_usd(operator["margin"]) == parse_usd(own["net_cost"]) - parse_usd(operator["cost"])
     assert caller.http.get(path, params={"account": "1"}).status_code == 404
+
+
+def test_margins_are_summed_by_model_and_device(stack: Stack) -> None:
+    caller = stack.caller()
+    spend(caller, "one", "two words")
+    boss = admin(stack)
+
+    for by in ("account,model", "account,model,device"):
+        report = boss.http.get("/v1/admin/margins", params={"group_by": by}).json()
+        (own,) = [one for one in report["data"] if one["account"] == account_name(stack, caller)]
+        assert own["requests"] == own["costed_requests"] == 2
+        margin = parse_usd(own["revenue"]) - parse_usd(own["cost"])
+        assert parse_usd(own["margin"]) == margin
+        assert own.get("device", "cpu") == "cpu"
+    assert caller.http.get("/v1/admin/margins").status_code == 403
+    assert "expense" not in caller.http.get("/v1/usage").text
+
+
+def account_name(stack: Stack, caller: Caller) -> str:
+    database = Database(stack.database_url)
+    with database.transaction() as connection:
+        query = select(accounts.c.name).where(accounts.c.id == caller.account_id)
+        name: str = connection.execute(query).scalar_one()
+    database.dispose()
+    return name
 
 
 def test_the_books_are_reconciled_on_demand_and_the_result_is_a_metric(stack: Stack) -> None:

@@ -37,11 +37,11 @@ from gateway.accounts.budgets import (
     change_budget,
     create_budget,
     end_budget,
-    microseconds,
     window_start,
 )
 from gateway.accounts.keys import create_key
 from gateway.accounts.limits import Limit, remove_limit, set_limit
+from gateway.checks.moments import microseconds_of
 from gateway.ledger.bounds import BudgetExceeded
 from gateway.ledger.closed import RequestError
 from gateway.ledger.concurrency import Defaults, TooManyConcurrent
@@ -263,7 +263,7 @@ class Books(RuleBasedStateMachine):
 
     def places(self, account: int, key: int) -> list[tuple[Budget, tuple[int, int]]]:
         return [
-            (each, (each.id, microseconds(window_start(each.window, each.tz, self.now))))
+            (each, (each.id, microseconds_of(window_start(each.window, each.tz, self.now))))
             for each in self.budgets.values()
             if each.account_id == account and each.key_id in (None, key)
         ]
@@ -770,14 +770,15 @@ def judged(request_id: RequestId, usage: Usage, *, end: str, delivered: str) -> 
     return to_settlement(request_id, Cancelled(reason, delivered=sent, usage=usage), log)
 
 
-@pytest.mark.timeout(SOAK_S * 2 + 600)
-def test_ledger_behaves_like_the_model(databases: Databases) -> None:
+@pytest.mark.timeout(SOAK_S * 2 + 900)
+@pytest.mark.parametrize("examples", [40, pytest.param(100, marks=pytest.mark.long)])
+def test_ledger_behaves_like_the_model(examples: int, databases: Databases) -> None:
     class Run(Books):
         database = Database(databases.make())
 
     steps = settings(
-        max_examples=100,
-        # 5,000 steps on PostgreSQL and 10,000 on SQLite, which is faster.
+        max_examples=examples,
+        # Twice as many on SQLite, which is faster.
         stateful_step_count=100 if databases.kind == "sqlite" else 50,
         deadline=None,
         derandomize=not SOAK_S,

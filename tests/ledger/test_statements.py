@@ -31,7 +31,8 @@ STATEMENTS: Mapping[str, tuple[CompiledStatement, dict[str, Any]]] = {
     "holds to extend": (extend._FIND, {"ids": ["a", "b"]}),
     "holds to settle": (settle._TAKE, {"ids": ["a", "b"]}),
     "open lots": (lots._OPEN, {"accounts": [1, 2]}),
-    "budgets": (budgets._IN_FORCE, {"accounts": [1, 2]}),
+    "lock of organisations": (locks._LOCK_ORGANISATIONS, {"accounts": [1, 2]}),
+    "budgets": (budgets._IN_FORCE, {"accounts": [1, 2], "organisations": [3]}),
     "window of a budget": (budgets._WINDOW, {"budget": 1, "starts": 2}),
     "concurrency limits": (concurrency._LIMITS, {"accounts": [1, 2]}),
     "open requests by model": (concurrency._OF_MODELS, {"accounts": [1, 2]}),
@@ -39,7 +40,7 @@ STATEMENTS: Mapping[str, tuple[CompiledStatement, dict[str, Any]]] = {
 NAIVE = datetime(2026, 1, 1)  # noqa: DTZ001
 TABLES = (
     *("accounts", "keys", "holds", "receipts", "lots", "idempotency"),
-    *("budgets", "budget_windows", "rate_limits"),
+    *("budgets", "budget_windows", "rate_limits", "organisations", "organisation_accounts"),
 )
 _OF_NAMES = CompiledStatement(
     select(accounts.c.name).where(any_of(accounts.c.name, "names")).order_by(accounts.c.id)

@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import event, func, select, update
 
-from gateway.accounts.budgets import change_budget, create_budget
+from gateway.accounts.budgets import change_budget, create_budget, create_organisation_budget
 from gateway.accounts.keys import create_key
+from gateway.accounts.organisations import add_account, create_organisation
 from gateway.audit_log import Author
 from gateway.billing.statements.close import close_month
 from gateway.catalog.store import LIST
@@ -115,6 +116,28 @@ def test_jumping_over_thresholds_tells_all_of_them(sqlite: Database) -> None:
 
     assert [each.data["percent"] for each in tell(books)] == [50, 80, 100]
     assert {each.data["percent"] for each in told(books)} == {50, 80, 100}
+
+
+async def test_budget_of_an_organisation_is_told_to_its_accounts_and_the_operator(
+    sqlite: Database,
+) -> None:
+    one, other, stranger = (subscribed(sqlite) for _ in range(3))
+    with sqlite.transaction() as connection:
+        subscribe(connection, OPERATOR, URL, ["budget.passed"])
+        group = create_organisation(connection, "group")
+        for books in (one, other):
+            add_account(connection, group.id, books.account.id)
+        budget = create_organisation_budget(connection, group.id, 2 * COST, window="day")
+
+    spend(one)
+
+    await notice_tasks(sqlite, credit_low_nanos=None)[0].run()
+    await notice_tasks(sqlite, credit_low_nanos=None)[0].run()
+    for account_id in (one.account.id, other.account.id, OPERATOR):
+        (notice,) = told(one, account_id)
+        assert (notice.subject, notice.data["organisation"]) == (f"budget {budget.id}", "group")
+        assert notice.text.startswith(f"Budget {budget.id} of organisation group passed 50 %")
+    assert told(stranger) == []
 
 
 def test_changed_limit_has_thresholds_of_its_own(sqlite: Database) -> None:
@@ -420,3 +443,12 @@ def test_queries_of_notices_use_indexes(database: Database) -> None:
                 assert f"SCAN {table}" not in scanned or "USING" in plan, (statement, plan)
     assert seen
     assert notices.c.key.unique
+
+
+def test_number_of_a_removed_subscription_is_not_used_again(database: Database) -> None:
+    with database.transaction() as connection:
+        first = subscribe(connection, OPERATOR, "mailto:ann@example.com", None)
+        unsubscribe(connection, first.id)
+        second = subscribe(connection, OPERATOR, "mailto:bob@example.com", None)
+
+    assert second.id > first.id

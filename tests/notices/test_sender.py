@@ -61,7 +61,8 @@ async def sending(
     database: Database, *, mailer: Mailer | None = None, private_allowed: bool = True
 ) -> AsyncIterator[None]:
     poster = Poster(pepper=PEPPER, private_allowed=private_allowed)
-    task = asyncio.create_task(NoticeSender(database, poster=poster, mailer=mailer).run())
+    sender = NoticeSender(database, poster=poster, mailer=mailer, pepper=PEPPER)
+    task = asyncio.create_task(sender.run())
     yield
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):

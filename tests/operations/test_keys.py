@@ -348,9 +348,9 @@ def test_pages_of_budgets_are_complete_and_filtered(database: Database, books: B
         create_budget(connection, books.account.id, 100, window="day", key_id=books.key.id)
 
     def page(cursor: str | None = None, **wanted: Any) -> tuple[list[str], str | None]:
-        given: dict[str, Any] = {"account": None, "key": None, "model": None, **wanted}
+        given: dict[str, Any] = {"account": None, "organisation": None, "key": None, "model": None}
         with database.snapshot() as connection:
-            found, more = budgets.list_page(connection, limit=2, cursor=cursor, **given)
+            found, more = budgets.list_page(connection, limit=2, cursor=cursor, **given | wanted)
         return [f"{view['account'][:5]} {view['name']}" for view in found], more
 
     first, cursor = page(account="other")

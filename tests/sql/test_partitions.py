@@ -19,6 +19,7 @@ from sqlalchemy import Connection, Select, func, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from gateway import metrics
+from gateway.billing.exports.archived import ArchivedReceipts
 from gateway.billing.exports.native import CSV_SCHEMA, native_tables
 from gateway.billing.exports.pages import connection_reader
 from gateway.billing.statements.statement import statement
@@ -33,9 +34,11 @@ from gateway.sql.database import Database
 from gateway.sql.partitions import (
     PARTITIONED,
     attach_month,
+    create_again,
     create_ahead,
     create_month,
     detach_month,
+    drop_empty,
     drop_month,
     is_described,
     list_partitions,
@@ -119,6 +122,21 @@ def test_rows_of_a_month_leave_the_default_partition_when_it_is_created(books: B
         assert ids(connection, "receipts") == sorted([late, odd, now])
     with books.database.transaction() as connection, pytest.raises(DBAPIError, match="append-only"):
         connection.execute(receipts.delete().where(receipts.c.request_id == odd))
+
+
+def test_empty_partitions_are_dropped_and_created_again(books: Books) -> None:
+    late = charge(books, at=LATER)
+    with sound(books.database) as connection:
+        create_month(connection, MONTH)
+
+        found = list_partitions(connection, MONTH)
+        dropped = {each.table for each in found if drop_empty(connection, each)}
+
+        assert dropped == {"receipt_steps", "transfers"}
+        assert ids(connection, "receipts_2031_05") == [late]
+        assert {each.table for each in create_again(connection, MONTH)} == dropped
+        # Rows of before the first partition need none.
+        assert create_again(connection, "2020-01") == []
 
 
 def test_month_is_detached_attached_again_and_dropped(books: Books) -> None:
@@ -312,7 +330,7 @@ def test_reports_find_receipts_of_any_id(books: Books) -> None:
         (whole,) = usage(connection, span, (), Filters(), rolled=False)
         billed = statement(connection, books.account.id, month).sum_nanos
         read = connection_reader(connection)
-        tables = native_tables(read, span, Filters(), CSV_SCHEMA)
+        tables = native_tables(read, span, Filters(), CSV_SCHEMA, ArchivedReceipts(read, None, ()))
         exported = [id for table in tables for id in table["request_id"].to_pylist()]
 
     assert whole.requests == len(settled)

@@ -42,3 +42,27 @@ def test_scale_limit_defaults_to_the_engines_for_upscalers_and_1_for_generators(
     assert prepare(CatalogEntry.model_validate(larger), value).input["scale"] == 4
     with pytest.raises(InvalidRequest, match="upscales 1 times"):
         prepare(CatalogEntry.model_validate(painter), value)
+
+
+@pytest.mark.parametrize(
+    ("size", "hint"),
+    [
+        ("256x128", "Send size 128x64 and scale 2 to get 256x128."),
+        ("1024x1024", "A scale of at most 4 enlarges them."),
+        ("256x1024", "A scale of at most 4 enlarges them."),
+    ],
+)
+def test_size_that_a_scale_can_give_is_refused_with_that_scale(size: str, hint: str) -> None:
+    painter = CatalogEntry.model_validate(
+        {
+            "name": "painter",
+            "task": "text-to-image",
+            "engine": "echo",
+            "sizes": ["64x64", "128x64"],
+            "limits": {"scale": 4, "images": 1},
+            "price": [{"unit": "image", "amount": "1"}],
+        }
+    )
+
+    with pytest.raises(InvalidRequest, match=f"supports 64x64, 128x64. {hint}$"):
+        prepare(painter, parse("text-to-image", {"prompt": "rain", "size": size}))

@@ -108,6 +108,7 @@ class Made:
             media=MediaStore(self.database, blobs, retention=timedelta(hours=1)),
             cancelled=CancelledTime(self.redis, namespace=self.namespace, default_s=None),
             aside=aside,
+            output_row_bytes_max=4096,
         )
         return settler, flows, aside
 

@@ -91,11 +91,15 @@ class FakeGmi:
     def __init__(self) -> None:
         self.port = 0
         self.models = {"seedream-5.0-lite": ("request", "0.035"), "their-name": ("request", "0.05")}
+        self.published: dict[str, dict[str, Any]] = {}
+        """What is published of a model in addition, by its name."""
         self.states = ["queued", "dispatched", "processing", "success"]
         """States of every future order; with a single one, the order ends with its submission."""
         self.outcome: Callable[[Order], dict[str, Any]] = lambda order: {
             "media_urls": [{"id": "0", "url": self.host(picture(), "image/png")}]
         }
+        self.polls_without_outcome = 0
+        """Polls of an order that ended before its outcome is returned."""
         self.error = "the model ran out of ideas"
         self.orders: dict[str, Order] = {}
         self.deleted: list[str] = []
@@ -135,6 +139,12 @@ class FakeGmi:
     # --- HTTP -------------------------------------------------------------------------------------
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._serve(reader, writer)
+        finally:
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -159,7 +169,6 @@ class FakeGmi:
                 ]
                 writer.write("\r\n".join([*head, "", ""]).encode() + data)
                 await writer.drain()
-        writer.close()
 
     async def _answer(
         self, method: str, path: str, headers: dict[str, str], body: bytes
@@ -234,8 +243,9 @@ class FakeGmi:
         return 200, {
             "model": name,
             "model_type": "image",
+            "status": "active",
             "price_info": {"price": price, "pricing_type": kind, "unit": "USD"},
-        }
+        } | self.published.get(name, {})
 
     def _upload_url(self, file_type: str) -> tuple[int, dict[str, Any]]:
         if file_type not in SIGNED:
@@ -264,6 +274,8 @@ class FakeGmi:
         }
         if order.state == "success":
             view |= {"payload": order.payload, "outcome": self.outcome(order)}
+            if order.polls < self.polls_without_outcome:
+                view["outcome"] = None
         if order.state == "failed":
             view |= {"outcome": {"error": self.error}}
         return view

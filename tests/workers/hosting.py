@@ -95,3 +95,4 @@ async def listening(service: Service, *, tls: ssl.SSLContext | None = None) -> A
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # the connections are closed in the loop's next iteration

@@ -383,7 +383,7 @@ async def test_success_with_an_error_message_is_a_failure() -> None:
         service.outcome = lambda order: {"error": "flagged"}
         caller.submit(prompt="x")
 
-        assert (await caller.fails()).message.endswith("flagged")
+        assert "flagged" in (await caller.fails()).message
 
 
 # --- Lost connections ----------------------------------------------------------------------------
@@ -490,7 +490,10 @@ async def test_cancelled_job_is_cancelled_at_the_upstream() -> None:
         outcome = await caller.ends()
         await service.until(lambda: service.deleted)
 
-    assert outcome == Cancelled("client", timings=outcome.timings, worker="w1")
+    assert isinstance(outcome, Cancelled)
+    assert (outcome.reason, outcome.usage, outcome.worker) == ("client", Usage(), "w1")
+    assert outcome.details is not None
+    assert outcome.details.endpoint.startswith("127.0.0.1:")
     assert service.deleted == [service.order.id]
 
 

@@ -38,7 +38,7 @@ from workers.contract.queue import (
     wait_for_work,
 )
 from workers.contract.redis import QueueClient
-from workers.contract.streams import Announcement, Workers, notifications
+from workers.contract.streams import EVENTS_S, Announcement, Workers, notifications
 from workers.protocol.engine import CancelReason
 from workers.protocol.ipc import JobHandoff
 from workers.upstreams.host import UpstreamHost
@@ -80,6 +80,7 @@ class Agent:
         preload: bool,
         drain_s: float,
         account_share: float = 1.0,
+        events_s: int = EVENTS_S,
         ready: Callable[[str], None],
     ) -> None:
         self.worker = f"{name}-{secrets.token_hex(3)}"
@@ -93,8 +94,7 @@ class Agent:
         self._on_ready = ready
         self._workers = Workers(redis, namespace=namespace)
         self._leased: dict[RequestId, LeasedJob] = {}
-        self._draining = asyncio.Event()
-        self._stopping = asyncio.Event()
+        self._draining, self._stopping = asyncio.Event(), asyncio.Event()
         self._idle = asyncio.Event()
         self._notified = asyncio.Event()
         self._changed = asyncio.Event()
@@ -103,6 +103,7 @@ class Agent:
         outbox = self._outbox = Outbox(
             redis, queues, namespace=namespace, worker=self.worker, done=self._on_completed
         )
+        outbox.events_s = events_s
         self._attachments = Attachments(blobs, send_event=outbox.send_event, end=outbox.end)
         outbox.on_too_large = self._attachments.store_output
         local = [spec for spec in specs if spec.engine is not None]
@@ -116,9 +117,8 @@ class Agent:
             changed=self._update_all,
             withdrawn=self._withdrawn.put_nowait,
         )
-        remote = [spec for spec in specs if spec.upstream is not None]
         self._upstreams = UpstreamHost(
-            remote,
+            [spec for spec in specs if spec.upstream is not None],
             worker=self.worker,
             environ=environ,
             report=self._on_report,
@@ -130,7 +130,7 @@ class Agent:
             spec.name: ServedModel(
                 spec.name, queues[spec.name], self._upstreams, spec.upstream.concurrency
             )
-            for spec in remote
+            for spec in specs
             if spec.upstream is not None
         }
 

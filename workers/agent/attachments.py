@@ -189,7 +189,7 @@ class Attachments:
 
     def end(self, leased: LeasedJob, outcome: Outcome) -> None:
         """Complete a job once all its events are sent and its files stored."""
-        made = isinstance(outcome, Completed) and outcome.files
+        made = isinstance(outcome, Completed) and (outcome.files or outcome.unread)
         if leased in self._unsent or made or leased.stored:
             self._queue(leased, outcome)
         else:
@@ -269,9 +269,9 @@ class Attachments:
 
     async def _store_files(self, leased: LeasedJob, completed: Completed) -> Outcome:
         if not completed.files:
-            return completed
+            return _without_read(completed)
         if self._blobs is None:
-            return replace_by_failure(leased, completed, _no_blob_store())
+            return _not_stored(leased, completed, _no_blob_store())
         try:
             async with asyncio.TaskGroup() as group:
                 puts = [
@@ -286,9 +286,9 @@ class Attachments:
                 extra = {"request_id": leased.job.request_id}
                 log.error("could not store an output", extra=extra, exc_info=first)
                 failure = Failed("engine_error", "The output was produced but could not be stored.")
-            return replace_by_failure(leased, completed, failure)
+            return _not_stored(leased, completed, failure)
         blobs = (*completed.blobs, *(put.result() for put in puts))
-        return msgspec.structs.replace(completed, blobs=blobs, files=())
+        return _without_read(msgspec.structs.replace(completed, blobs=blobs, files=()))
 
     async def _with_stored_output(self, leased: LeasedJob, outcome: Outcome) -> Outcome:
         """Store a large output. If that fails, drop its log probabilities; only an output that is
@@ -392,6 +392,23 @@ def _with_previews(leased: LeasedJob, outcome: _OutcomeT) -> _OutcomeT:
     return msgspec.structs.replace(
         outcome, delivered=True, usage=usage, output={"media": media}, blobs=blobs
     )
+
+
+def _without_read(completed: Completed) -> Completed:
+    """Drop an upstream's result that was read and stored completely."""
+    if completed.unread is None or completed.unread.reason:
+        return completed
+    return msgspec.structs.replace(completed, unread=None)
+
+
+def _not_stored(leased: LeasedJob, completed: Completed, failure: Failed) -> Failed:
+    """Return the failure of a job whose outputs could not be stored; an upstream's result is kept
+    for the operator."""
+    failed = replace_by_failure(leased, completed, failure)
+    if completed.unread is None:
+        return failed
+    unread = msgspec.structs.replace(completed.unread, reason=failure.message)
+    return msgspec.structs.replace(failed, unread=unread)
 
 
 def _no_blob_store() -> Failed:

@@ -36,7 +36,7 @@ from workers.contract.jobs import (
     encode,
 )
 from workers.contract.queue import Completion, CompletionResult, Queue
-from workers.contract.streams import LogEntry, publish
+from workers.contract.streams import EVENTS_S, LogEntry, publish
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +123,8 @@ class Outbox:
         self.on_too_large: Callable[[LeasedJob, Outcome], None] | None = None
         """Called with an outcome too large for the queue; it must end the job with a smaller
         one."""
+        self.events_s = EVENTS_S
+        """Retention of event logs after their last event."""
         self._redis = redis
         self._queues = queues
         self._namespace = namespace
@@ -214,7 +216,13 @@ class Outbox:
 
     async def _publish(self, frames: Mapping[str, bytes], entries: list[LogEntry]) -> None:
         try:
-            await publish(self._redis, frames, entries, namespace=self._namespace)
+            await publish(
+                self._redis,
+                frames,
+                entries,
+                namespace=self._namespace,
+                events_s=self.events_s,
+            )
         except ResponseError as error:
             # Retrying would not help, and outcomes must not wait.
             log.error("Redis refused events", extra={"error": type(error).__name__})
@@ -258,6 +266,7 @@ def replace_by_failure(leased: LeasedJob, outcome: Outcome, failed: Failed) -> F
         timings=outcome.timings,
         worker=outcome.worker,
         delivered=delivered,
+        details=outcome.details,
     )
 
 

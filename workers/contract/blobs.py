@@ -29,6 +29,8 @@ from workers.contract.jobs import BlobRef
 BYTES_MAX: Final = 256 * 1024 * 1024
 CHUNK_BYTES: Final = 1024 * 1024
 """Chunk size of a streamed read; hashing one takes about a millisecond."""
+HASHED_INLINE_BYTES: Final = 64 * 1024
+"""Size up to which a blob is hashed on the event loop."""
 PARTS_AT_ONCE: Final = 2
 """Concurrent parts of a streamed write; each takes 5 MiB of memory."""
 
@@ -105,7 +107,9 @@ class Blobs:
         """Write a blob. When this returns, every process can read it."""
         if len(data) > self._bytes_max:
             raise BlobTooLarge(f"{len(data)} bytes; the limit is {self._bytes_max}")
-        digest = await asyncio.to_thread(hashlib.sha256, data)
+        # A thread costs as much as hashing some 64 KiB.
+        small = len(data) <= HASHED_INLINE_BYTES
+        digest = hashlib.sha256(data) if small else await asyncio.to_thread(hashlib.sha256, data)
         # A directory cannot store a content type; the reference carries it in any case.
         plain = isinstance(self._store, LocalStore)
         attributes = None if plain else {"Content-Type": content_type}

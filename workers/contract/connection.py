@@ -30,6 +30,8 @@ POST_S: Final = 0.02
 """Maximum delay of commands whose answers nothing waits for."""
 EXCHANGES_MAX: Final = 10_000
 """Maximum number of exchanges in flight."""
+UNSENT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Maximum number of bytes that wait for a server that does not read."""
 _CLOSE_S: Final = 1.0
 _CLOSED: Final = "Connection to the queue server closed."
 _LOST: Final = "Connection closed by the queue server."
@@ -156,13 +158,15 @@ class _Link(asyncio.Protocol):
         self._posting: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] = self._loop.create_future()
+        # Of earlier turns; commands of this one are counted in the next.
+        self._unsent_bytes = self._transport.get_write_buffer_size
         self._transport.set_protocol(self)
 
     def send(self, data: list[bytes]) -> asyncio.Future[list[Any]]:
         """Send commands with all others of this turn of the event loop."""
         if self.lost:
             raise ConnectionError(_LOST)
-        if len(self._exchanges) >= EXCHANGES_MAX:
+        if len(self._exchanges) >= EXCHANGES_MAX or self._unsent_bytes() >= UNSENT_BYTES_MAX:
             raise ConnectionError("Too many commands wait for the queue server.")
         future = self._add(data)
         if self._flushing is None:
@@ -171,7 +175,7 @@ class _Link(asyncio.Protocol):
 
     def post(self, data: list[bytes]) -> None:
         """Send commands with the next write, or after ``POST_S``."""
-        if len(self._exchanges) >= EXCHANGES_MAX:
+        if len(self._exchanges) >= EXCHANGES_MAX or self._unsent_bytes() >= UNSENT_BYTES_MAX:
             return
         self._add(data).add_done_callback(_ignore)
         if self._posting is None:

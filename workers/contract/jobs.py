@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, NewType, TypeAlias
 
 import msgspec
 
+from workers.contract.attempts import RunDetails, UnreadResult
 from workers.contract.media import File
 
 RequestId = NewType("RequestId", str)
@@ -364,6 +365,9 @@ class Completed(msgspec.Struct, frozen=True, tag="completed", omit_defaults=True
     stored: BlobRef | None = None
     """Location of ``output`` if it is too large for the queue, as ``pack_value`` wrote it;
     ``output`` is then empty."""
+    details: RunDetails | None = None
+    unread: UnreadResult | None = None
+    """The upstream's result, if a part of it could not be read or stored."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", omit_defaults=True):
@@ -385,6 +389,9 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", omit_defaults=True):
     blobs: tuple[BlobRef, ...] = ()
     stored: BlobRef | None = None
     """As in ``Completed``."""
+    details: RunDetails | None = None
+    unread: UnreadResult | None = None
+    """The upstream's result that could not be read; it is not charged."""
 
 
 class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", omit_defaults=True):
@@ -402,6 +409,7 @@ class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", omit_defaults=True
     blobs: tuple[BlobRef, ...] = ()
     stored: BlobRef | None = None
     """As in ``Completed``."""
+    details: RunDetails | None = None
 
 
 Outcome: TypeAlias = Completed | Failed | Cancelled

@@ -31,7 +31,7 @@ MAILBOX_REFRESH_S: Final = 1.0
 MAILBOX_FRAMES: Final = 2000
 """Maximum frames in a mailbox. A slow reader detects lost ones by gaps in ``SentEvent.seq``."""
 EVENTS_S: Final = 900
-"""Retention of a job's events after its last one."""
+"""Default retention of a job's events after its last one."""
 EVENTS_MAX: Final = 4096
 """Maximum log entries per job."""
 ANNOUNCEMENT_S: Final = 15
@@ -67,11 +67,13 @@ async def publish(
     log: Sequence[LogEntry] = (),
     *,
     namespace: str = NAMESPACE,
+    events_s: int = EVENTS_S,
 ) -> frozenset[str]:
     """Send one frame to each mailbox and append to event logs, in one round trip.
 
-    Return the mailboxes that no longer exist. A log entry that is not newer than the log's last one
-    is dropped: it comes from a worker that lost its lease, or from a repeated call.
+    Return the mailboxes that no longer exist. Logs expire after ``events_s``. A log entry that is
+    not newer than the log's last one is dropped: it comes from a worker that lost its lease, or
+    from a repeated call.
     """
     if not frames and not log:
         return frozenset()
@@ -89,7 +91,7 @@ async def publish(
             # The cursor is the stream id, so the server enforces the order and refuses stale
             # entries.
             pipeline.xadd(key, {b"f": entry.data}, id=entry.cursor, maxlen=EVENTS_MAX)
-            pipeline.expire(key, EVENTS_S)
+            pipeline.expire(key, events_s)
         answers = await pipeline.execute(raise_on_error=False)
     for answer in answers:
         if isinstance(answer, Exception) and "equal or smaller" not in str(answer):

@@ -14,6 +14,7 @@ import torch
 
 from workers.contract.models import ModelSpec
 from workers.engines.registry import Serving
+from workers.protocol.engine import Hardware
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32,
@@ -51,6 +52,12 @@ class TorchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         return torch.device(self.device)
+
+    @property
+    def hardware(self) -> Hardware:
+        device = self.torch_device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        return Hardware(name, self.dtype)
 
 
 Own = TypeVar("Own", bound=TorchOptions)

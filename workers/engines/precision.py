@@ -10,6 +10,7 @@ Elsewhere the weights are widened for each product, which costs more time than i
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final
 
 import torch
@@ -69,7 +70,8 @@ class Int8Linear(nn.Module):
         rounded = (rows / scale).round()
         # An integer cannot be NaN; NaN survives because the scale of its row is NaN as well.
         if self._packed is not None:
-            out = (self._multiply_packed(rounded) * scale).to(x.dtype)
+            product = _multiply_packed(rounded, self._packed, self.scale, self.zeros)
+            out = (product * scale).to(x.dtype)
         else:
             out = (self._multiply(rounded.to(torch.int8)) * scale * self.scale).to(x.dtype)
         if self.bias is not None:
@@ -82,22 +84,41 @@ class Int8Linear(nn.Module):
             rounded = F.pad(rounded, (0, 0, 0, _CUDA_ROWS - count))
         return torch._int_mm(rounded, self.weight)[:count]
 
-    def _multiply_packed(self, rounded: torch.Tensor) -> torch.Tensor:
-        # Unsigned with zero point 128: the signed path is a thousand times slower.
-        shifted = (rounded + 128).to(torch.uint8)
-        product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
-            *(shifted, 1.0, 128, self._packed, self.scale, self.zeros, None),
-            *(1.0, 0, torch.float32, "none", [], ""),
-        )
-        return product
+
+def _multiply_packed(
+    rounded: torch.Tensor, packed: Any, scale: torch.Tensor, zeros: torch.Tensor
+) -> torch.Tensor:
+    # Unsigned with zero point 128: the signed path is a thousand times slower.
+    shifted = (rounded + 128).to(torch.uint8)
+    product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+        *(shifted, 1.0, 128, packed, scale, zeros, None),
+        *(1.0, 0, torch.float32, "none", [], ""),
+    )
+    return product
 
 
 def _packs(linear: nn.Linear) -> bool:
     return (
         linear.weight.device.type == "cpu"
         and linear.weight.numel() >= _PACKED_FROM
-        and hasattr(torch.ops.onednn, "qlinear_prepack")
+        and _packed_products_are_exact()
     )
+
+
+@functools.cache
+def _packed_products_are_exact() -> bool:
+    """Whether oneDNN adds packed products without saturation.
+
+    Processors without VNNI add pairs of them in 16 bits, in which large ones do not fit.
+    """
+    if not hasattr(torch.ops.onednn, "qlinear_prepack"):
+        return False
+    size, most = 1024, 127
+    weight = torch.full((size, size), most, dtype=torch.int8)
+    packed = torch.ops.onednn.qlinear_prepack(weight, [4, size])
+    scale, zeros = torch.ones(size), torch.zeros(size, dtype=torch.int32)
+    product = _multiply_packed(torch.full((4, size), float(most)), packed, scale, zeros)
+    return bool((product == size * most * most).all())
 
 
 class Fp8Linear(nn.Module):

@@ -24,6 +24,7 @@ from workers.protocol.engine import (
     Admission,
     Admitted,
     CancelReason,
+    Hardware,
     PhaseClock,
     Prepared,
     StepReport,
@@ -61,6 +62,10 @@ class TorchEngine(ABC, Generic[OptionsT, ModelT, RequestT]):
     def _model(self) -> ModelT:
         assert self._loaded is not None
         return self._loaded
+
+    @property
+    def hardware(self) -> Hardware:
+        return self._options.hardware
 
     def load(self) -> None:
         """Load the weights and warm up. Raise ``ValueError`` with the reason if that fails."""

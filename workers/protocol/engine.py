@@ -86,6 +86,22 @@ class Preparing(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """The device of an engine, such as ``NVIDIA H200``, and the precision of its weights."""
+
+    device: str = "cpu"
+    dtype: str = ""
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """An engine that can tell where its weights are once they are loaded."""
+
+    @property
+    def hardware(self) -> Hardware: ...
+
+
 class Engine(Protocol):
     """One loaded model.
 

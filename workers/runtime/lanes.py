@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from workers.contract.delivered import Tally
 from workers.contract.jobs import Job, RequestId, Usage
-from workers.protocol.engine import CancelReason, Engine, Prepared
+from workers.protocol.engine import CancelReason, Engine, Hardware, Prepared
 from workers.runtime.step_times import PHASES, TokenTimes
 
 
@@ -33,6 +33,8 @@ class Run:
     token_times: TokenTimes = field(default_factory=TokenTimes)
     tally: Tally = field(default_factory=Tally)
     """What has been streamed."""
+    rows: int = 0
+    """Most requests that took part in one of its steps."""
     spent: list[int] = field(default_factory=lambda: [0] * len(PHASES))
     cancelled: CancelReason | None = None
 
@@ -48,6 +50,7 @@ class Lane:
     load_started_us: int = 0
     load_ended_us: int = 0
     broken: str | None = None
+    hardware: Hardware = field(default_factory=Hardware)
     admitted: dict[RequestId, Run] = field(default_factory=dict)
     waiting: deque[Run] = field(default_factory=deque)
     at_capacity: bool = False

@@ -22,6 +22,7 @@ from typing import Final
 
 import msgspec
 
+from workers.contract.attempts import RunDetails
 from workers.contract.delivered import chargeable
 from workers.contract.jobs import (
     AudioChunk,
@@ -43,6 +44,7 @@ from workers.protocol.engine import (
     CancelReason,
     Deferred,
     Engine,
+    Placed,
     Prepared,
     Preparing,
     StepReport,
@@ -123,6 +125,8 @@ class StepLoop:
             lane.broken = f"{type(error).__name__}: {error}"
         lane.load_ended_us = self._now_us()
         lane.loaded = lane.broken is None
+        if lane.loaded and isinstance(lane.engine, Placed):
+            lane.hardware = lane.engine.hardware
         while lane.broken and lane.waiting:
             self._fail(
                 lane.waiting.popleft(), "model_load_failed", "The model could not be loaded."
@@ -424,6 +428,9 @@ class StepLoop:
     ) -> None:
         self.busy_us += busy_us
         self._turns.spend(lane.model, busy_us)
+        rows = len(weights) - weights.count(0.0)
+        for run, weight in zip(runs, weights, strict=True):
+            run.rows = max(run.rows, rows) if weight else run.rows
         for index, phase_us in enumerate(spent):
             if phase_us:
                 for run, share in zip(runs, apportion(phase_us, weights), strict=True):
@@ -460,8 +467,9 @@ class StepLoop:
         if isinstance(outcome, Cancelled | Failed) and run.tally.has_delivered:
             usage = chargeable(usage, run.tally.usage())
             outcome = msgspec.structs.replace(outcome, delivered=True)
+        details = RunDetails(lane.hardware.device, lane.hardware.dtype, run.rows)
         outcome = msgspec.structs.replace(
-            outcome, usage=usage, timings=timings, worker=self._worker
+            outcome, usage=usage, timings=timings, worker=self._worker, details=details
         )
         self._report.outcomes.append((request_id, outcome))
 

@@ -26,6 +26,11 @@ class Call(Protocol):
         """Execute the job. Phases: ``transfer`` until the response starts, then ``forward``."""
         ...
 
+    @property
+    def endpoint(self) -> str:
+        """Host of the endpoint that received the job, or an empty string."""
+        ...
+
     async def handover_ready(self) -> None:
         """Wait until another worker can take over the job without submitting it twice."""
         ...

@@ -15,20 +15,23 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
 
+from workers.contract.attempts import UNREAD_CHARS_MAX, UnreadResult
 from workers.contract.jobs import Completed, Event, Failed, FailureCode, Job, Progress, Usage
 from workers.contract.media import File
 from workers.contract.models import ModelSpec
 from workers.protocol.engine import PhaseClock
+from workers.upstreams import gmi_refusals as refusals
+from workers.upstreams import gmi_results as reading
 from workers.upstreams import gmi_wire as wire
 from workers.upstreams.connections import ExchangeError, NotConnectedError
 from workers.upstreams.endpoints import Endpoint, Endpoints
+from workers.upstreams.gmi_calls import Reply, call, send
 from workers.upstreams.notes import NO_NOTES, Notes, UpstreamNote, read_note, write_note
 from workers.upstreams.results import collect
 from workers.upstreams.retries import (
@@ -40,28 +43,20 @@ from workers.upstreams.retries import (
     try_endpoints,
 )
 from workers.upstreams.sources import prepare_sources
-from workers.upstreams.sse import TooLong, read_whole
+from workers.upstreams.sse import TooLong
 from workers.upstreams.transfers import TransferError, Transfers
 
 log = logging.getLogger(__name__)
 
 RUN_MAX_S: Final = 3600.0
 """Time limit of a request without a deadline."""
-CALL_TIMEOUT_S: Final = 30.0
-"""Timeout of calls other than submissions and file transfers."""
 CLOSING_S: Final = 30.0
 """Time to cancel a request, including the wait for its number."""
 CLOSE_S: Final = 3.0
-BODY_BYTES_MAX: Final = 4 * 1024 * 1024
+OUTCOME_POLLS_MAX: Final = 5
+"""Polls for the outcome of a request that ended without one; some models add it a little later."""
 NOT_FOUND_MAX: Final = 3
 """Consecutive 404 responses to a poll before it fails: a new request can be visible late."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
 
 
 class Refused(Exception):
@@ -188,6 +183,10 @@ class MediaCall:
                     self._client.cancel_remote(request)
         return failure
 
+    @property
+    def endpoint(self) -> str:
+        return "" if self._request is None else self._request.endpoint.host
+
     async def handover_ready(self) -> None:
         await self._handover_ready.wait()
 
@@ -212,21 +211,51 @@ class MediaCall:
             record = await self._follow(request, record)
         request.has_ended = True
         request.endpoint.succeeded()
-        if record.end != "success" or record.error_message:
-            return self._failure(request, record)
+        if record.end != "success":
+            reason = _redact(request.endpoint, record.error_message)
+            return refusals.failed_request(record, reason)
         with clock.phase("postprocess"):
-            collected = await collect(
-                self._job,
-                record.outcome or {},
-                self._client.transfers,
-                plain_allowed=request.endpoint.is_plain,
+            return await self._collect(request, record)
+
+    async def _collect(self, request: UpstreamRequest, record: wire.Record) -> Completed | Failed:
+        """Read a result, which the upstream charges. What cannot be read is kept."""
+        collected = await collect(
+            self._job,
+            record.outcome,
+            self._client.transfers,
+            plain_allowed=request.endpoint.is_plain,
+        )
+        completed = collected.completed
+        if completed is None:
+            said = reading.refusal(record.outcome)
+            said = _redact(request.endpoint, said or record.error_message)
+            reason = f"{collected.missing}: {said}" if said else collected.missing
+            failed = Failed(
+                "upstream_rejected" if reading.refusal(record.outcome) else "upstream_error",
+                f"The upstream's result could not be used: {reason}. Nothing is charged.",
+                usage=Usage(requests=1),
             )
-        if isinstance(collected, Failed):
+            return msgspec.structs.replace(failed, unread=self._unread(request, record, reason))
+        if len(self._client.endpoints.all) > 1:
+            completed.output["served_by"] = request.endpoint.model
+        unread = self._unread(request, record, collected.missing)
+        return msgspec.structs.replace(completed, unread=unread)
+
+    def _unread(self, request: UpstreamRequest, record: wire.Record, reason: str) -> UnreadResult:
+        """Return what is kept of a result for the operator. The payload is not part of it."""
+        if reason:
             where = {"request_id": self._job.request_id, "upstream_id": request.request_id}
-            log.error("lost a result that the upstream charges", extra=where)
-        if isinstance(collected, Completed) and len(self._client.endpoints.all) > 1:
-            collected.output["served_by"] = request.endpoint.model
-        return collected
+            log.error("could not read a result that the upstream charges: %s", reason, extra=where)
+        value = {name: one for name, one in record.value.items() if name != "payload"}
+        body = reading.kept(value)
+        credential = request.endpoint.credential
+        return UnreadResult(
+            reason,
+            number=request.request_id,
+            model=request.endpoint.model,
+            endpoint=request.endpoint.host,
+            body=body.replace(credential, "***") if credential else body,
+        )
 
     # --- Submitting a request ---------------------------------------------------------------------
 
@@ -291,7 +320,7 @@ class MediaCall:
         request.has_ended = False
         self._handover_ready.clear()
         request.submission = asyncio.create_task(
-            _send(endpoint, "POST", "requests", {"model": endpoint.model, "payload": body})
+            send(endpoint, "POST", "requests", {"model": endpoint.model, "payload": body})
         )
         try:
             async with asyncio.timeout(self._client.options.submit_timeout_s):
@@ -324,17 +353,19 @@ class MediaCall:
         try:
             record = wire.decode_record(reply.body)
         except msgspec.DecodeError:
-            record = wire.Record()
+            text = reply.body[:UNREAD_CHARS_MAX].decode(errors="replace")
+            record = wire.Record(value={"response": text})
         request.request_id = record.request_id
         if not record.request_id and record.end is None:
             request.endpoint.failed()
-            raise Refused(Failed("upstream_error", _UNKNOWN_STATE))
+            unread = self._unread(request, record, "the response to the submission has no number")
+            raise Refused(Failed("upstream_error", _UNKNOWN_STATE, unread=unread))
         return record
 
     async def _upload(self, endpoint: Endpoint, file: File) -> str:
         """Upload a source file. Return the URL from which the upstream's models read it."""
         try:
-            reply = await _call(
+            reply = await call(
                 endpoint, "POST", "upload-url", {"file_type": file.content_type.partition("/")[2]}
             )
         except NotConnectedError:
@@ -342,7 +373,7 @@ class MediaCall:
             raise
         except (ExchangeError, TooLong, TimeoutError) as error:
             endpoint.failed()
-            raise Refused(_no_upload("the connection was lost")) from error
+            raise Refused(refusals.no_upload("the connection was lost")) from error
         if reply.status not in (200, 201):
             self._refuse(endpoint, reply, what="a source file")
         try:
@@ -351,38 +382,34 @@ class MediaCall:
                 upload.upload_url, file, plain_allowed=endpoint.is_plain
             )
         except msgspec.DecodeError:
-            raise Refused(_no_upload("the response contains no URL")) from None
+            raise Refused(refusals.no_upload("the response contains no URL")) from None
         except TransferError as error:
-            raise Refused(_no_upload(str(error))) from error
+            raise Refused(refusals.no_upload(str(error))) from error
         return upload.public_url
 
     def _refuse(self, endpoint: Endpoint, reply: Reply, *, what: str) -> None:
         """Raise ``EndpointBusyError`` if the call can be retried, otherwise ``Refused``."""
-        status = reply.status
-        if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+        error_message = _redact(endpoint, wire.read_error_message(reply.body))
+        status = refusals.effective_status(reply.status, error_message)
+        if status in refusals.BUSY:
             requested_s = retry_after_s(reply.headers)
             if status == HTTPStatus.TOO_MANY_REQUESTS:
                 endpoint.pause(min(requested_s or BUSY_PAUSE_S, RETRY_AFTER_MAX_S))
             else:
                 endpoint.failed()
             raise EndpointBusyError(status, requested_s)
-        error_message = _redact(endpoint, wire.read_error_message(reply.body))
-        if status in (400, 413, 422):
+        is_request = what == _REQUEST
+        if status in refusals.CALLERS or (status == HTTPStatus.NOT_FOUND and is_request):
             endpoint.succeeded()
-            reason = error_message or "no reason given"
-            raise Refused(Failed("upstream_rejected", f"The upstream rejected {what}: {reason}"))
-        log.error(
-            "upstream refused a call",
-            extra={"model": self._job.model, "status": status, "reason": error_message},
-        )
-        if status == HTTPStatus.NOT_FOUND and what == _REQUEST:
-            endpoint.succeeded()
-            message = "The upstream does not have this model, or not for this server's account."
-            raise Refused(Failed("upstream_unavailable", message))
-        endpoint.failed()
-        if status in _OPERATORS:
-            raise Refused(Failed("upstream_unavailable", _OPERATORS[status]))
-        raise Refused(Failed("upstream_error", f"The upstream answered with status {status}."))
+        else:
+            endpoint.failed()
+        if status not in refusals.CALLERS:
+            log.error(
+                "upstream refused a call",
+                extra={"model": self._job.model, "status": status, "reason": error_message},
+            )
+        failed = refusals.refused_call(status, error_message, what=what, is_request=is_request)
+        raise Refused(failed)
 
     # --- Polling ----------------------------------------------------------------------------------
 
@@ -391,13 +418,20 @@ class MediaCall:
         options = self._client.options
         now_s = asyncio.get_running_loop().time
         pause_s, requested_s, answered_s, lost = options.poll_min_s, 0.0, now_s(), 0
-        while record.end is None:
+        submitted_s, without_outcome = now_s(), 0
+        while record.end is None or (record.end == "success" and not record.outcome):
+            if record.end is not None:
+                without_outcome += 1
+                if without_outcome > OUTCOME_POLLS_MAX or not request.request_id:
+                    break
+            elif record.is_waiting and now_s() - submitted_s > options.queued_timeout_s:
+                raise Refused(refusals.not_started(options.queued_timeout_s))
             self._report_progress(record)
             pause_s = min(options.poll_max_s, random.uniform(options.poll_min_s, 3 * pause_s))
             await asyncio.sleep(max(pause_s, requested_s))
             requested_s, problem = 0.0, "no response"
             try:
-                reply = await _call(request.endpoint, "GET", f"requests/{request.request_id}")
+                reply = await call(request.endpoint, "GET", f"requests/{request.request_id}")
             except (ExchangeError, TooLong, TimeoutError):
                 request.endpoint.failed()
             else:
@@ -416,19 +450,14 @@ class MediaCall:
                     lost = lost + 1 if reply.status == HTTPStatus.NOT_FOUND else 0
             if lost >= NOT_FOUND_MAX or now_s() - answered_s > self._client.upstream.idle_timeout_s:
                 message = f"The upstream accepted the request, but cannot be polled: {problem}."
-                raise Refused(Failed("upstream_error", message))
+                unread = self._unread(request, record, f"it cannot be polled: {problem}")
+                raise Refused(Failed("upstream_error", message, unread=unread))
         return record
 
     def _report_progress(self, record: wire.Record) -> None:
         if record.stage is not None and record.stage != self._stage:
             self._stage = record.stage
             self._send_event(Progress(*record.stage))
-
-    def _failure(self, request: UpstreamRequest, record: wire.Record) -> Failed:
-        if record.end == "cancelled":
-            return Failed("upstream_error", "The upstream cancelled the request.")
-        reason = _redact(request.endpoint, record.error_message) or "no reason given"
-        return Failed("upstream_error", f"The upstream failed on the request: {reason}")
 
 
 _UNKNOWN_STATE: Final = (
@@ -437,17 +466,6 @@ _UNKNOWN_STATE: Final = (
 )
 _REQUEST: Final = "the request"
 _NOT_ACCEPTED: Final = (EndpointBusyError, NotConnectedError)
-_OPERATORS: Final[Mapping[int, str]] = {
-    401: "The upstream does not accept this server's credential; its operator must renew it.",
-    402: "This server's account at the upstream is out of credit; its operator must add some.",
-    403: "The upstream denies access to this server's account; its operator must resolve this.",
-}
-
-
-def _no_upload(why: str) -> Failed:
-    return Failed(
-        "upstream_unavailable", f"A source file could not be uploaded to the upstream: {why}."
-    )
 
 
 def _redact(endpoint: Endpoint, message: str) -> str:
@@ -455,19 +473,6 @@ def _redact(endpoint: Endpoint, message: str) -> str:
     if endpoint.credential:
         message = message.replace(endpoint.credential, "***")
     return message[: wire.MESSAGE_CHARS_MAX]
-
-
-async def _call(endpoint: Endpoint, method: str, path: str, body: Any = None) -> Reply:
-    async with asyncio.timeout(CALL_TIMEOUT_S):
-        return await _send(endpoint, method, path, body)
-
-
-async def _send(endpoint: Endpoint, method: str, path: str, body: Any = None) -> Reply:
-    content = None if body is None else msgspec.json.encode(body)
-    response = await endpoint.connections.open(method, path, content)
-    with closing(response):
-        read = await read_whole(response.chunks(), BODY_BYTES_MAX)
-        return Reply(response.status, response.headers, read)
 
 
 async def _cancel_remote(request: UpstreamRequest) -> None:
@@ -478,7 +483,7 @@ async def _cancel_remote(request: UpstreamRequest) -> None:
             if not request.request_id and submission is not None:
                 request.request_id = wire.decode_record((await submission).body).request_id
             if request.request_id:
-                await _call(request.endpoint, "DELETE", f"requests/{request.request_id}")
+                await call(request.endpoint, "DELETE", f"requests/{request.request_id}")
     except (ExchangeError, TooLong, TimeoutError, msgspec.DecodeError) as error:
         log.info("could not cancel an upstream request", extra={"error": type(error).__name__})
     finally:

@@ -1,4 +1,4 @@
-"""The wire format of GMI Cloud's request queue: payloads, records, outcomes. Pure.
+"""The wire format of GMI Cloud's request queue: payloads and records. Pure.
 
 Payloads have no common schema: every model names its own fields. The options of a catalog entry
 state the names that its model uses; the defaults are the names that most models of the task use.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
@@ -24,8 +24,6 @@ SEED_MAX: Final = 2**31
 """Exclusive upper limit of seeds that the upstream's models accept."""
 MESSAGE_CHARS_MAX: Final = 300
 """Maximum length of an upstream's message that is passed on."""
-SCALAR_CHARS_MAX: Final = 2000
-SCALARS_MAX: Final = 32
 
 OUTPUT_KINDS: Final[Mapping[str, MediumKind]] = {
     "text-to-image": "image",
@@ -126,6 +124,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Key that is sent the id of our request, unless the client sets it, to name a new voice."""
     submit_timeout_s: float = 300.0
     """Timeout of a submission; some models respond only when they have finished."""
+    queued_timeout_s: float = 900.0
+    """Time after which a request is given up that no model has started on: ids of retired models
+    can be accepted and stay queued. Such requests were seen not to be charged."""
     poll_min_s: float = 0.5
     poll_max_s: float = 10.0
 
@@ -259,29 +260,42 @@ def _size(given: Mapping[str, Any], style: SizeStyle) -> dict[str, Any]:
     return {"aspect_ratio": f"{wide}:{high}"}
 
 
-# --- Result --------------------------------------------------------------------------------------
+# --- Records -------------------------------------------------------------------------------------
 
 _STAGES: Final = ("created", "queued", "dispatched", "processing")
+_WAITING: Final = ("", "created", "queued")
 _ENDS: Final[Mapping[str, Literal["success", "failed", "cancelled"]]] = {
     "success": "success",
+    "succeeded": "success",
+    "completed": "success",
     "failed": "failed",
     "cancelled": "cancelled",
     "canceled": "cancelled",
 }
+_COMPLAINTS: Final = ("error", "error_message", "message", "reason", "fail_reason")
+_VENDOR_STATUS: Final = re.compile(r"backend error \((4\d\d)\)", re.IGNORECASE)
+_RATE_LIMIT: Final = re.compile(r"rate limit|too many requests", re.IGNORECASE)
 
 
-class Record(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Record:
     """A request at the upstream."""
 
     request_id: str = ""
     status: str = ""
-    outcome: dict[str, Any] | None = None
-    error: Any = None
+    outcome: Mapping[str, Any] = field(default_factory=dict)
+    value: Mapping[str, Any] = field(default_factory=dict)
+    """The whole record."""
 
     @property
     def end(self) -> Literal["success", "failed", "cancelled"] | None:
         """Final status; None while it is running."""
         return _ENDS.get(self.status.lower())
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no model has started on it."""
+        return self.status.lower() in _WAITING
 
     @property
     def stage(self) -> tuple[int, int] | None:
@@ -292,11 +306,11 @@ class Record(msgspec.Struct, frozen=True):
     @property
     def error_message(self) -> str:
         """The upstream's error message, or an empty string."""
-        outcome = self.outcome or {}
+        own = {name: one for name, one in self.value.items() if name != "outcome"}
         return (
-            _message_of(outcome.get("error"))
-            or _message_of(self.error)
-            or _message_of(outcome.get("message"))
+            _message_of(self.outcome.get("error"))
+            or _message_of(own)
+            or _message_of({name: self.outcome.get(name) for name in _COMPLAINTS})
         )
 
 
@@ -305,22 +319,32 @@ class Upload(msgspec.Struct, frozen=True):
     public_url: str
 
 
-@dataclass(frozen=True, slots=True)
-class MediaUrl:
-    """URL of an output, and its probable kind."""
-
-    url: str
-    kind: MediumKind
-    is_thumbnail: bool = False
-
-
-_record_decoder = msgspec.json.Decoder(Record)
 _upload_decoder = msgspec.json.Decoder(Upload)
 
 
 def decode_record(body: bytes) -> Record:
-    """Raise ``msgspec.DecodeError``."""
-    return _record_decoder.decode(body)
+    """Read a record whatever the types of its fields are: it can be of a request that is paid for.
+
+    Raise ``msgspec.DecodeError`` if it is not a JSON object.
+    """
+    value = msgspec.json.decode(body)
+    if not isinstance(value, dict):
+        raise msgspec.DecodeError("not an object")
+    outcome = value.get("outcome")
+    if isinstance(outcome, list):
+        outcome = {"media_urls": outcome}
+    elif isinstance(outcome, str) and outcome:
+        outcome = {"url": outcome} if "://" in outcome else {"message": outcome}
+    return Record(
+        _text(value.get("request_id")),
+        _text(value.get("status")),
+        outcome if isinstance(outcome, dict) else {},
+        value,
+    )
+
+
+def _text(value: Any) -> str:
+    return str(value) if isinstance(value, str | int) else ""
 
 
 def decode_upload(body: bytes) -> Upload:
@@ -336,51 +360,16 @@ def read_error_message(body: bytes) -> str:
         return ""
 
 
-def find_media(outcome: Mapping[str, Any], output_kind: MediumKind) -> list[MediaUrl]:
-    """Return the distinct URLs in an outcome, thumbnails last."""
-    found: dict[str, MediaUrl] = {}
-    for one in _media(outcome, output_kind):
-        found.setdefault(one.url, one)
-    return sorted(found.values(), key=lambda one: one.is_thumbnail)
+def vendor_status(message: str) -> int | None:
+    """Return the status with which the vendor refused a request, such as 422 for ``Backend error
+    (422)``: the queue wraps it in its own 500, or in a failed request."""
+    found = _VENDOR_STATUS.search(message)
+    return int(found[1]) if found else None
 
 
-def _media(outcome: Mapping[str, Any], output_kind: MediumKind) -> Iterator[MediaUrl]:
-    listed = outcome.get("media_urls")
-    listed = listed if isinstance(listed, list) else []
-    for entry in listed:
-        url = entry.get("url") if isinstance(entry, dict) else entry
-        if isinstance(url, str) and url:
-            yield MediaUrl(url, output_kind)
-    kinds: tuple[tuple[str, MediumKind], ...] = (
-        ("video_url", "video"),
-        ("image_url", "image"),
-        ("audio_url", "audio"),
-    )
-    for key, kind in kinds if not listed else ():
-        if isinstance(url := outcome.get(key), str) and url:
-            yield MediaUrl(url, kind, is_thumbnail=kind == "image" and output_kind == "video")
-    if isinstance(url := outcome.get("thumbnail_image_url"), str) and url:
-        yield MediaUrl(url, "image", is_thumbnail=True)
-
-
-def kind_of(content_type: str) -> MediumKind:
-    """Return the kind of a content type."""
-    kinds: tuple[MediumKind, ...] = ("image", "audio")
-    kind = content_type.partition("/")[0]
-    return next((one for one in kinds if one == kind), "video")
-
-
-def scalars(outcome: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
-    """Return scalar fields of an outcome, such as ``voice_id``, without URLs of the upstream."""
-    found: dict[str, str | int | float | bool] = {}
-    for name, value in outcome.items():
-        if name in ("media", "error") or not isinstance(value, str | int | float | bool):
-            continue
-        if isinstance(value, str) and ("://" in value or len(value) > SCALAR_CHARS_MAX):
-            continue
-        if len(found) < SCALARS_MAX:
-            found[name] = value
-    return found
+def is_rate_limit(message: str) -> bool:
+    """Whether a request failed because too many were sent."""
+    return vendor_status(message) == 429 or _RATE_LIMIT.search(message) is not None
 
 
 def _message_of(error: Any) -> str:
@@ -388,7 +377,5 @@ def _message_of(error: Any) -> str:
     for _ in range(4):
         if not isinstance(error, dict):
             break
-        error = next(
-            (error[key] for key in ("error", "message", "detail", "reason") if error.get(key)), ""
-        )
+        error = next((error[key] for key in (*_COMPLAINTS, "detail") if error.get(key)), "")
     return error.strip()[: 4 * MESSAGE_CHARS_MAX] if isinstance(error, str) else ""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from workers.contract.attempts import RunDetails
 from workers.contract.delivered import Tally, chargeable
 from workers.contract.jobs import (
     Cancelled,
@@ -180,8 +181,12 @@ class UpstreamHost:
             # Events count chunks if an upstream does not report tokens; its usage is exact.
             tokens=outcome.usage.output_tokens or times.tokens,
         )
+        endpoint = "" if run.call is None else run.call.endpoint
         outcome = msgspec.structs.replace(
-            _with_delivery(run, outcome), timings=timings, worker=self._worker
+            _with_delivery(run, outcome),
+            timings=timings,
+            worker=self._worker,
+            details=RunDetails(endpoint=endpoint),
         )
         run.call = None  # it refers to the run: without this, only a collection would free both
         self._report((), ((run.job.request_id, outcome),))

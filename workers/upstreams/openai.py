@@ -161,6 +161,10 @@ class ChatCall:
             return _failed("The upstream reported no usage.")
         return Completed(usage=usage, output=self._output())
 
+    @property
+    def endpoint(self) -> str:
+        return "" if self._endpoint is None else self._endpoint.host
+
     async def handover_ready(self) -> None:
         """Return immediately: an interrupted call is made again from the beginning."""
 

@@ -13,7 +13,12 @@ from gateway.api.admin.erasure import ErasureController
 from gateway.api.admin.keys import KeysController
 from gateway.api.admin.limits import AdminLimitsController
 from gateway.api.admin.maintenance import AdminController
+from gateway.api.admin.margins import MarginsController
 from gateway.api.admin.notices import AdminNoticesController
+from gateway.api.admin.organisations import (
+    OrganisationExportsController,
+    OrganisationsController,
+)
 from gateway.api.admin.periods import AdminPeriodsController
 from gateway.api.admin.prices import PricesController
 from gateway.api.admin.set_aside import SetAsideController
@@ -32,4 +37,7 @@ HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (
     UsersController,
     ErasureController,
     AdminNoticesController,
+    OrganisationsController,
+    OrganisationExportsController,
+    MarginsController,
 )

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from gateway.api.http.answers import json_response
 from gateway.api.http.operations import author_of, write
 from gateway.api.http.request import ApiRequest
-from gateway.errors import NotFound
+from gateway.errors import unknown_model
 from gateway.operations import credit, prices
 from gateway.operations.credit import (
     ChargebackBody,
@@ -87,7 +87,7 @@ class CreditController(Controller):
     ) -> Response[CorrectionsView]:
         entry = request.services.live.entry(data.model)
         if entry is None:
-            raise NotFound("model_not_found", f"The model {data.model!r} does not exist.")
+            raise unknown_model(data.model)
         author = author_of(request)
         price = prices.read(entry, data.price, data.minimum)
 

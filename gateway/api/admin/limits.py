@@ -25,12 +25,13 @@ class AdminLimitsController(Controller):
         "/budgets",
         opt={"area": "budgets"},
         operation_id="ListAllBudgets",
-        summary="List the budgets in force, of one account or of all; by key and by model",
+        summary="List the budgets in force, of one account or organisation, or of all",
     )
     async def budgets(
         self,
         request: ApiRequest,
         account: FromQuery[str | None] = None,
+        organisation: FromQuery[str | None] = None,
         key: IdInQuery = None,
         model: FromQuery[str | None] = None,
         limit: FromQuery[int] = 100,
@@ -41,6 +42,7 @@ class AdminLimitsController(Controller):
             request,
             budgets.list_page,
             account=account,
+            organisation=organisation,
             key=key,
             model=model,
             limit=limit,

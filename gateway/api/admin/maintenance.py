@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Annotated, Literal, TypedDict
 
 from litestar import Controller, Response, get, post
+from litestar.params import QueryParameter
 
 from gateway.api.http.answers import json_response
 from gateway.api.http.operations import author_of
@@ -60,12 +61,17 @@ class AdminController(Controller):
         operation_id="Reconcile",
         summary="Reconcile the ledger now and return what differs",
     )
-    async def reconcile(self, request: ApiRequest) -> Response[ReconciliationView]:
-        services = request.services
-        database, provider = services.database, services.payment_provider
-        return json_response(
-            _view(await run_reconciliation(database, provider, author=author_of(request)))
-        )
+    async def reconcile(
+        self,
+        request: ApiRequest,
+        whole: Annotated[
+            bool,
+            QueryParameter(name="all", description="Read everything, also months that are proven."),
+        ] = False,
+    ) -> Response[ReconciliationView]:
+        database, provider = request.services.database, request.services.payment_provider
+        found = await run_reconciliation(database, provider, author=author_of(request), whole=whole)
+        return json_response(_view(found))
 
     @get(
         "/reconcile",

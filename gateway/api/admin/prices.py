@@ -8,7 +8,7 @@ from litestar.params import FromQuery, JSONBody
 from gateway.api.http.answers import ListView, json_response
 from gateway.api.http.operations import list_response, write
 from gateway.api.http.request import ApiRequest
-from gateway.errors import NotFound
+from gateway.errors import unknown_model
 from gateway.operations import prices
 from gateway.operations.prices import PriceBody, PriceCancelBody, PriceView
 
@@ -43,9 +43,7 @@ class PricesController(Controller):
         live = request.services.live
         entry = live.entry(data.model)
         if entry is None:
-            raise NotFound(
-                "model_not_found", f"The model {data.model!r} does not exist.", param="model"
-            )
+            raise unknown_model(data.model)
         price = None if data.price is None else prices.read(entry, data.price, data.minimum)
         made = await write(request, prices.put, data, price)
         return json_response(made, status=201)

@@ -13,7 +13,16 @@ from gateway.api.http.bodies import check_limit
 from gateway.api.http.operations import write
 from gateway.api.http.request import ApiRequest
 from gateway.aside import Kind, delete_note
-from gateway.operations.set_aside import Action, SetAsideView, list_all, release, resolve, retry
+from gateway.operations.set_aside import (
+    Action,
+    SetAsideDetailView,
+    SetAsideView,
+    list_all,
+    release,
+    resolve,
+    retry,
+    show,
+)
 
 
 class ResolvedView(TypedDict):
@@ -40,6 +49,17 @@ class SetAsideController(Controller):
         database = request.services.database
         data = await database.read(functools.partial(list_all, limit=limit))
         return json_response({"object": "list", "data": data})
+
+    @get(
+        "/{kind:str}/{name:str}",
+        operation_id="ShowSetAside",
+        summary="Show a row that was set aside; a result with what the upstream returned",
+    )
+    async def show(
+        self, request: ApiRequest, kind: FromPath[Kind], name: FromPath[str]
+    ) -> Response[SetAsideDetailView]:
+        database = request.services.database
+        return json_response(await database.read(functools.partial(show, kind=kind, name=name)))
 
     @post(
         "/{kind:str}/{name:str}/{action:str}",

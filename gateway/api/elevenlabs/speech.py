@@ -33,7 +33,7 @@ from gateway.api.http.content_types import AUDIO
 from gateway.api.http.dialects import ELEVENLABS
 from gateway.api.http.request import ApiRequest
 from gateway.catalog.schema import CatalogEntry
-from gateway.errors import InvalidRequest, NotFound, TollgateError, rename
+from gateway.errors import InvalidRequest, NotFound, TollgateError, rename, unknown_model
 from gateway.tasks.audio import MusicTask, SpeechTask, choose_audio_task
 from gateway.tasks.submission import Submission
 from gateway.voices.store import is_voice_id
@@ -194,11 +194,7 @@ def _model(
     if entry is not None and (asked is not None or request.key.allows(entry.name)):
         return name, entry
     if asked is not None:
-        raise NotFound(
-            "model_not_found",
-            f"No such model: {asked!r}; GET v1/models lists the available ones.",
-            param="model_id",
-        )
+        raise unknown_model(asked, param="model_id", listed="GET v1/models")
     entry = next(filter(fits, request.entries()), None)
     return (entry.name if entry is not None else name), entry
 

@@ -99,7 +99,7 @@ class ElevenLabsVoicesController(Controller):
     @post(
         "/v1/voices/add",
         status_code=200,
-        opt={"scope": "inference", "stores_body": True},
+        opt={"scope": "inference", "stores_body": True, "least": "owner"},
         guards=[may_store],
         operation_id="ElevenLabsAddVoice",
         operation_class=documented_body(AddedBody),
@@ -137,7 +137,7 @@ class ElevenLabsVoicesController(Controller):
     @delete(
         "/v1/voices/{voice_id:str}",
         status_code=200,
-        opt={"scope": "inference"},
+        opt={"scope": "inference", "least": "owner"},
         operation_id="ElevenLabsDeleteVoice",
         summary="Delete a voice of the account, and the consent that was sent with it",
     )

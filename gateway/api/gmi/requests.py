@@ -29,7 +29,7 @@ from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import Task
 from gateway.checks.public_urls import check_public_url
 from gateway.checks.strict import StrictModel
-from gateway.errors import InvalidRequest, NotFound, TollgateError
+from gateway.errors import InvalidRequest, NotFound, TollgateError, unknown_model
 from gateway.files.upload_urls import CONTENT_TYPES
 from gateway.ids import new_id
 from gateway.ledger.closed import ClosedRequest
@@ -269,11 +269,7 @@ class GmiController(Controller):
 def _entry(request: ApiRequest, name: str) -> CatalogEntry:
     entry = request.services.live.entry(request.services.live.resolve(name), request.key.account_id)
     if entry is None:
-        raise NotFound(
-            "model_not_found",
-            f"The model {name!r} does not exist; GET models lists the available ones.",
-            param="model",
-        )
+        raise unknown_model(name, listed="GET models")
     request.key.check_model(entry.name)
     return check_in_queue(entry)
 

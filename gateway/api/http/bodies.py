@@ -22,7 +22,8 @@ from sqlalchemy.exc import DataError, IntegrityError
 
 from gateway.api.http.answers import json_response
 from gateway.api.http.dialects import dialect_of
-from gateway.api.http.request import ApiRequest
+from gateway.api.http.request import ApiRequest, services_of
+from gateway.checks.suggestions import nearest
 from gateway.errors import (
     InternalError,
     InvalidRequest,
@@ -32,6 +33,7 @@ from gateway.errors import (
     TooLarge,
     Unavailable,
 )
+from gateway.requests.caller import Caller
 from gateway.requests.reconnect import fingerprint
 from gateway.sql.outages import SQL_OUTAGE, outage_name
 from gateway.tasks.mistakes import invalid_field
@@ -110,8 +112,21 @@ def refuse_in_batch(data: BaseModel, *names: str) -> None:
 
 
 def _render(request: AnyRequest, error: TollgateError) -> Response[Mapping[str, Any]]:
+    if isinstance(error, NotFound) and error.model is not None:
+        _suggest_model(request, error.model, error)
     body = dialect_of(request.scope["path"]).render(error)
     return json_response(body, status=error.http_status, headers=error.headers)
+
+
+def _suggest_model(request: AnyRequest, name: str, error: NotFound) -> None:
+    """Add the nearest name among the models that the caller's key may use."""
+    call: Caller | None = request.scope["state"].get("call")
+    if call is None:
+        return
+    live = services_of(request).live
+    visible = (each for each in live.spellings() if call.key.allows(live.resolve(each)))
+    if (found := nearest(name, visible)) is not None:
+        error.message += f" Did you mean {found}?"
 
 
 def _invalid(request: AnyRequest, error: ValidationException) -> Response[Mapping[str, Any]]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import Annotated, Any, TypeAlias, TypeVar
 
+from litestar.connection import ASGIConnection
 from litestar.params import PathParameter, QueryParameter
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from gateway.checks.decoding import ID_MAX
 from gateway.checks.moments import read_moment
+from gateway.checks.suggestions import did_you_mean
 from gateway.errors import InvalidRequest
 from gateway.tasks.mistakes import UNSUPPORTED
 
@@ -62,3 +65,16 @@ def moment_in_query(text: str | None, param: str) -> datetime | None:
         return read_moment(text)
     except ValueError as error:
         raise InvalidRequest("invalid_value", f"{param}: {error}.", param=param) from None
+
+
+def refuse_unknown_parameters(
+    connection: ASGIConnection[Any, Any, Any, Any], known: Collection[str]
+) -> None:
+    """Raise ``InvalidRequest`` for a query parameter that would otherwise be ignored."""
+    for name in connection.query_params:
+        if name not in known:
+            raise InvalidRequest(
+                "unknown_parameter",
+                f"Unknown parameter: {name!r}; {did_you_mean(name, known)}.",
+                param=name,
+            )

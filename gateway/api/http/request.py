@@ -11,6 +11,7 @@ from litestar.datastructures import FormMultiDict, UploadFile
 
 from gateway.accounts.keys import KeyInfo
 from gateway.accounts.rates import Rates
+from gateway.accounts.visitors import Visitors
 from gateway.api.http.access import Access
 from gateway.api.http.large_bodies import Bodies
 from gateway.batches.runner import Runner
@@ -60,6 +61,7 @@ class Services:
     payment_provider: PaymentProvider | None
     eraser: Eraser
     access: Access
+    visitors: Visitors
 
 
 def services_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Services:
@@ -105,6 +107,11 @@ class ApiRequest(Request[Any, Any, Any]):
         key = self.key
         found = self.services.live.entries(key.account_id)
         return found if key.models is None else tuple(e for e in found if e.name in key.models)
+
+    def find(self, name: str) -> CatalogEntry | None:
+        """Return a model at the price of the caller's account, whether or not its key may use it:
+        a workflow's price includes all of its steps."""
+        return self.services.live.entry(name, self.key.account_id)
 
     async def json(self) -> Any:
         try:

@@ -10,6 +10,7 @@ from gateway.api.native.accounts import AccountController
 from gateway.api.native.blobs import BlobsController
 from gateway.api.native.catalog import CatalogController
 from gateway.api.native.exports import ExportsController
+from gateway.api.native.keys import OwnKeysController
 from gateway.api.native.ledger import LedgerController
 from gateway.api.native.limits import LimitsController
 from gateway.api.native.lists import ListsController
@@ -31,6 +32,7 @@ HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (
     LimitsController,
     ListsController,
     NoticesController,
+    OwnKeysController,
     PaymentsController,
     ProviderEventsController,
     StatementsController,

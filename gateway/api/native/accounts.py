@@ -87,6 +87,7 @@ class AccountController(Controller):
 
     @get(
         "/webhook-secret",
+        opt={"least": "owner"},
         operation_id="GetWebhookSecret",
         summary="Signing secret of the account's webhooks (Standard Webhooks)",
     )

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
-from typing import Final, cast
+import math
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, Final, cast
 
 from litestar import Controller, Response, get
 from litestar.params import FromPath, FromQuery
 
 from gateway.api.http.answers import DataView, ListView, json_response
+from gateway.api.http.fields import refuse_unknown_parameters
+from gateway.api.http.guards import VISITOR, refuse_visitor
 from gateway.api.http.headers import ALIAS_HEADER
 from gateway.api.http.request import ApiRequest
 from gateway.api.openai.batches import ENDPOINTS
-from gateway.catalog.listing import (
-    Sort,
-    batch_view,
+from gateway.catalog.derived import once_per_entry
+from gateway.catalog.listing import batch_view, entry_view, model_view, providers_view
+from gateway.catalog.picking.filters import (
+    CatalogFilters,
+    FacetsView,
     choose,
-    entry_view,
-    model_view,
-    providers_view,
+    facets,
+    known_value,
+    read_sort,
+    read_words,
 )
+from gateway.catalog.picking.pick import pick, read_wish
 from gateway.catalog.schema import CatalogEntry
-from gateway.catalog.tasks import Task
 from gateway.catalog.views import (
     BatchableView,
     EntryView,
@@ -29,21 +37,38 @@ from gateway.catalog.views import (
     ModelView,
     OfferedEntryView,
     OfferedModelView,
+    PickView,
     ProvidersView,
     WhosePriceView,
 )
 from gateway.errors import InvalidRequest
 from gateway.performance import StatsView, Window, output_kind
+from gateway.pricing import NANOS_PER_USD
 
 STATS: Final = "/stats"
 PROVIDERS: Final = "/endpoints"
 """Suffix of OpenRouter's path for the providers of a model."""
 
 
+_USD: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,18})?", re.ASCII)
+"""An amount, finer than a nano-dollar too: it is compared with the price of a single token."""
+LIST_PARAMETERS: Final = (
+    *("task", "role", "tier", "vendor", "family", "good_for", "q"),
+    *("available", "max_price", "typical_max", "sort"),
+)
+PICK_PARAMETERS: Final = ("task", "role", "q", "budget")
+
+
+class CatalogView(ListView[OfferedEntryView]):
+    """Models, and the values of filters with the number of models of each."""
+
+    facets: FacetsView
+
+
 class CatalogController(Controller):
     path = "/v1"
     tags = ["Catalog"]
-    opt = {"scope": "read"}
+    opt = {"scope": "read", "public": True}
 
     @get(
         "/models",
@@ -87,6 +112,8 @@ class CatalogController(Controller):
         # Names of models can contain slashes, so the router cannot match a suffix.
         live = request.services.live
         if name.endswith(STATS) and live.find(name.strip("/")) is None:
+            if request.key is VISITOR:
+                refuse_visitor(request)
             entry = _find(request, name.removesuffix(STATS))
             kind = output_kind(entry.task)
             return json_response(
@@ -110,7 +137,7 @@ class CatalogController(Controller):
             ),
             _price_origin(request, entry),
         )
-        asked = name.lstrip("/")
+        asked = live.spelling(name.lstrip("/"))
         if asked == entry.name:
             return json_response(offered)
         # Clients look for the id that they requested, so keep it and add what it is an alias of.
@@ -121,37 +148,105 @@ class CatalogController(Controller):
         "/catalog",
         operation_id="ListCatalog",
         summary="List models with tasks, prices, limits and availability; filter and sort them",
+        description="`facets` lists the values that the filters accept. `typical_max` and "
+        "`sort=typical` compare prices of a typical order, whatever their units; `q` is a text, "
+        "each word of which must occur in the entry. Anything unknown is refused.",
     )
     async def index(
         self,
         request: ApiRequest,
-        task: FromQuery[Task | None] = None,
-        max_price: FromQuery[str | None] = None,
-        available: FromQuery[bool | None] = None,
+        task: FromQuery[str | None] = None,
+        role: FromQuery[str | None] = None,
+        tier: FromQuery[str | None] = None,
+        vendor: FromQuery[str | None] = None,
+        family: FromQuery[str | None] = None,
         good_for: FromQuery[str | None] = None,
-        sort: FromQuery[Sort] = "name",
-    ) -> Response[ListView[OfferedEntryView]]:
-        announcements = request.services.requests.health.announcements
-        is_operator = "admin" in request.key.scopes
-        chosen = choose(
-            request.entries(),
-            announcements,
-            task=task,
-            max_price=_amount(max_price),
+        q: FromQuery[str | None] = None,
+        available: FromQuery[bool | None] = None,
+        max_price: FromQuery[str | None] = None,
+        typical_max: FromQuery[str | None] = None,
+        sort: FromQuery[str] = "name",
+    ) -> Response[CatalogView]:
+        refuse_unknown_parameters(request, LIST_PARAMETERS)
+        entries = request.entries()
+
+        def known(name: str, value: str | None) -> Any:
+            return None if value is None else known_value(name, value, entries)
+
+        filters = CatalogFilters(
+            task=known("task", task),
+            role=known("role", role),
+            tier=known("tier", tier),
+            vendor=known("vendor", vendor),
+            family=known("family", family),
+            good_for=known("good_for", good_for),
             available=available,
-            good_for=good_for,
-            sort=sort,
+            max_price=_amount("max_price", max_price),
+            typical_max=_amount("typical_max", typical_max),
+            words=read_words(q),
         )
+        announcements = request.services.requests.health.announcements
+        order = read_sort(sort)
+        chosen = choose(
+            entries,
+            announcements,
+            filters,
+            find=request.find,
+            sort=order,
+            seconds=await _seconds(request) if order in ("speed", "-speed") else None,
+        )
+        is_operator = "admin" in request.key.scopes
         return json_response(
             {
                 "object": "list",
                 "data": [
                     _full_view(
-                        request, entry_view(entry, announcements, for_operator=is_operator), entry
+                        request,
+                        entry_view(
+                            entry, announcements, find=request.find, for_operator=is_operator
+                        ),
+                        entry,
                     )
                     for entry in chosen
                 ],
+                "facets": facets(entries),
             }
+        )
+
+    @get(
+        "/catalog/pick",
+        operation_id="PickModels",
+        summary="Pick models for a task, a role and a budget, each with its reason",
+        description="`task` is a task's name or words of your own, as is `q`; `budget` is in USD "
+        "for one typical result. `best` fits most words within the budget, `cheaper` costs less, "
+        "`better` is of a higher tier, and `today` runs on this gateway now.",
+    )
+    async def pick(
+        self,
+        request: ApiRequest,
+        task: FromQuery[str | None] = None,
+        role: FromQuery[str | None] = None,
+        q: FromQuery[str | None] = None,
+        budget: FromQuery[str | None] = None,
+    ) -> Response[PickView]:
+        refuse_unknown_parameters(request, PICK_PARAMETERS)
+        entries = request.entries()
+        most = _amount("budget", budget)
+        wish = read_wish(
+            entries,
+            task=task,
+            role=role,
+            text=q,
+            budget_nanos=None if most is None else math.floor(most * NANOS_PER_USD),
+        )
+        return json_response(
+            pick(
+                entries,
+                request.services.requests.health.announcements,
+                wish,
+                find=request.find,
+                seconds=await _seconds(request),
+            )
         )
 
     @get(
@@ -164,6 +259,7 @@ class CatalogController(Controller):
         view = entry_view(
             entry,
             request.services.requests.health.announcements,
+            find=request.find,
             for_operator="admin" in request.key.scopes,
         )
         return json_response(_full_view(request, view, entry))
@@ -178,6 +274,7 @@ def _full_view(request: ApiRequest, view: EntryView, entry: CatalogEntry) -> Off
     return cast("OfferedEntryView", whole)
 
 
+@once_per_entry
 def _in_batches(entry: CatalogEntry) -> BatchableView:
     """Return the batch price, if an endpoint of batches serves one of the entry's tasks."""
     does = {entry.task, *entry.also}
@@ -198,17 +295,19 @@ def _find(request: ApiRequest, name: str) -> CatalogEntry:
     return entry
 
 
-def _amount(text: str | None) -> Decimal | None:
+async def _seconds(request: ApiRequest) -> Mapping[str, float]:
+    """Return the durations measured here, by model."""
+    services = request.services
+    return await services.performance.median_seconds(services.live.names())
+
+
+def _amount(name: str, text: str | None) -> Fraction | None:
     if text is None:
         return None
-    try:
-        amount = Decimal(text)
-    except InvalidOperation:
-        amount = Decimal("NaN")
-    if not amount.is_finite():
+    if not _USD.fullmatch(text):
         raise InvalidRequest(
             "invalid_value",
-            f"max_price is {text!r}; send an amount in USD, such as 0.05.",
-            param="max_price",
+            f"{name} is {text!r}; send an amount in USD, such as 0.05.",
+            param=name,
         )
-    return amount
+    return Fraction(text)

@@ -27,8 +27,8 @@ from sqlalchemy import Connection
 from gateway.api.http.access import requested_account
 from gateway.api.http.answers import json_response
 from gateway.api.http.request import ApiRequest
-from gateway.api.native.usage import key_number
-from gateway.archive.marks import archived_months, refuse_archived
+from gateway.api.native.usage import key_number, one_of
+from gateway.archive.marks import removed_archives
 from gateway.billing.exports.footer import (
     MEDIA_TYPES,
     Footer,
@@ -38,8 +38,9 @@ from gateway.billing.exports.footer import (
     footer_view,
 )
 from gateway.billing.usage.report import Filters, Span, read_span
-from gateway.errors import InvalidRequest, TooManyRequests
+from gateway.errors import InvalidRequest, TooManyRequests, Unavailable
 from gateway.sql.database import Database
+from workers.contract.blobs import BlobError, Blobs
 
 T = TypeVar("T")
 
@@ -60,7 +61,14 @@ class ExportRequest:
     filters: Filters
     format: Format
     profile: Profile
-    name: str
+    owner: str
+    """What the name of the file says about whose usage it is."""
+
+    @property
+    def name(self) -> str:
+        starts_at, ends_at = self.span.starts_at, self.span.ends_at
+        dates = f"{starts_at:%Y%m%dT%H%M%SZ}-{ends_at:%Y%m%dT%H%M%SZ}"
+        return f"usage-{self.owner}-{dates}-{self.profile}.{self.format}"
 
 
 class FileFooterView(FooterView):
@@ -79,30 +87,77 @@ async def read_export(
     account: FromQuery[str | None] = None,
 ) -> ExportRequest:
     """Litestar dependency: the requested export."""
-    now = datetime.now(UTC)
 
     def read(connection: Connection) -> ExportRequest:
         owner = requested_account(request, connection, account, "usage")
-        span = read_span(first, last, tz or owner.report_tz, now=now)
-        # Whole seconds, so that the file name states the exact span.
-        latest = (now - SETTLED_AFTER).replace(microsecond=0)
-        span = replace(span, ends_at=min(span.ends_at, latest))
-        if span.starts_at >= span.ends_at:
-            raise InvalidRequest(
-                "invalid_value",
-                "That span is too recent: nothing in it is booked yet.",
-                param="from",
-            )
-        refuse_archived(
-            archived_months(connection, booked=(span.starts_at, span.ends_at)), "an export"
-        )
         keys = None if key is None else (key_number(connection, owner.id, key),)
-        models = None if model is None else (model,)
-        dates = f"{span.starts_at:%Y%m%dT%H%M%SZ}-{span.ends_at:%Y%m%dT%H%M%SZ}"
-        name = f"usage-{owner.id}-{dates}-{profile}.{format}"
-        return ExportRequest(span, Filters((owner.id,), keys, models), format, profile, name)
+        filters = Filters((owner.id,), keys, one_of(model))
+        zone = tz or owner.report_tz
+        span = export_span(connection, first, last, zone)
+        return ExportRequest(span, filters, format, profile, str(owner.id))
 
-    return await request.services.database.report(read, account_id=request.key.account_id)
+    return await select_export(request, read)
+
+
+async def select_export(
+    request: ApiRequest, read: Callable[[Connection], ExportRequest]
+) -> ExportRequest:
+    """Read what is to be exported. Raise ``Unavailable`` if a file of an archived month is missing,
+    while that can still be answered: what is damaged is found when it is read."""
+    services = request.services
+    selection = await services.database.report(read, account_id=request.key.account_id)
+    booked = (selection.span.starts_at, selection.span.ends_at)
+    for archive in await services.database.read(lambda each: removed_archives(each, booked)):
+        assert archive.manifest is not None
+        for file in archive.manifest.of("receipts"):
+            try:
+                await services.blobs.size(file.key)
+            except BlobError:
+                raise Unavailable(
+                    "archive_unavailable",
+                    f"The file {file.key} of the archive is missing or cannot be read.",
+                    should_retry=False,
+                ) from None
+    return selection
+
+
+def export_span(connection: Connection, first: str | None, last: str | None, zone: str) -> Span:
+    """Read the span of an export, of which everything is booked. Raise ``InvalidRequest``."""
+    now = datetime.now(UTC)
+    span = read_span(first, last, zone, now=now)
+    # Whole seconds, so that the file name states the exact span.
+    latest = (now - SETTLED_AFTER).replace(microsecond=0)
+    span = replace(span, ends_at=min(span.ends_at, latest))
+    if span.starts_at >= span.ends_at:
+        raise InvalidRequest(
+            "invalid_value", "That span is too recent: nothing in it is booked yet.", param="from"
+        )
+    return span
+
+
+def export_file(request: ApiRequest, selection: ExportRequest) -> Stream:
+    """Answer with an export. Raise ``TooManyRequests`` if no slot is free."""
+    slot = _slots.take(request.key.account_id)
+    file = _File(request.services.database, request.services.blobs, selection, slot)
+    return Stream(
+        file,
+        background=BackgroundTask(file.close),
+        media_type=MEDIA_TYPES[selection.format],
+        headers={"Content-Disposition": f'attachment; filename="{selection.name}"'},
+    )
+
+
+async def export_footer(request: ApiRequest, selection: ExportRequest) -> Response[FileFooterView]:
+    """Answer with the footer of an export. Raise ``TooManyRequests`` if no slot is free."""
+    slot = _slots.take(request.key.account_id)
+    file = _File(request.services.database, request.services.blobs, selection, slot)
+
+    def read() -> None:
+        for _ in file:
+            pass
+
+    await sync_to_thread(read)
+    return json_response({**footer_view(file.footer), "file": selection.name})
 
 
 class ExportsController(Controller):
@@ -121,14 +176,7 @@ class ExportsController(Controller):
         request: ApiRequest,
         selection: NamedDependency[ExportRequest],
     ) -> Stream:
-        slot = _slots.take(request.key.account_id)
-        file = _File(request.services.database, selection, slot)
-        return Stream(
-            file,
-            background=BackgroundTask(file.close),
-            media_type=MEDIA_TYPES[selection.format],
-            headers={"Content-Disposition": f'attachment; filename="{selection.name}"'},
-        )
+        return export_file(request, selection)
 
     @get(
         "/footer",
@@ -141,15 +189,7 @@ class ExportsController(Controller):
         request: ApiRequest,
         selection: NamedDependency[ExportRequest],
     ) -> Response[FileFooterView]:
-        slot = _slots.take(request.key.account_id)
-        file = _File(request.services.database, selection, slot)
-
-        def read() -> None:
-            for _ in file:
-                pass
-
-        await sync_to_thread(read)
-        return json_response({**footer_view(file.footer), "file": selection.name})
+        return await export_footer(request, selection)
 
 
 class ExportSlots:
@@ -207,9 +247,12 @@ class _File:
     ``close`` frees it when the client disconnects, and the garbage collector if nothing was sent.
     """
 
-    def __init__(self, database: Database, selection: ExportRequest, slot: ExportCursor) -> None:
+    def __init__(
+        self, database: Database, blobs: Blobs, selection: ExportRequest, slot: ExportCursor
+    ) -> None:
         self.footer = Footer()
         self._database = database
+        self._blobs = blobs
         self._slot = slot
         self._leave = weakref.finalize(self, _slots.leave, slot)
         self._parts = self._export(selection)
@@ -225,6 +268,7 @@ class _File:
             format=selection.format,
             profile=selection.profile,
             footer=self.footer,
+            blobs=self._blobs,
         )
 
     async def close(self) -> None:

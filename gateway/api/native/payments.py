@@ -80,7 +80,7 @@ class PaymentsController(Controller):
 
     @post(
         status_code=201,
-        opt={"scope": "inference"},
+        opt={"scope": "inference", "least": "owner"},
         operation_id="CreatePayment",
         summary="Create a checkout page to buy credit by card",
     )

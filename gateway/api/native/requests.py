@@ -52,7 +52,7 @@ from gateway.dispatch.follow import FollowedEvent
 from gateway.errors import InvalidRequest, NotFound
 from gateway.files.download_urls import UrlSigner
 from gateway.ledger.closed import ClosedRequest
-from gateway.pricing import SERVICE_CLASSES, parse_usd
+from gateway.pricing import SERVICE_CLASSES
 from gateway.requests.lookup import RequestFilter
 from gateway.requests.service import Requests
 from gateway.tasks.submission import Submission
@@ -191,11 +191,9 @@ class RequestsController(Controller):
         # Outputs are shown to their own account only, not to administrators.
         if closed.account_id == request.key.account_id and closed.output is not None:
             view["media"] = media_views(closed, links_of(request))
-        if "admin" in request.key.scopes and request.services.settings.gpu_hour_usd is not None:
+        if "admin" in request.key.scopes:
             returned = sum(refund.amount_nanos for refund in found.refunds)
-            view["operator"] = margin_view(
-                closed, returned, parse_usd(request.services.settings.gpu_hour_usd)
-            )
+            view["operator"] = margin_view(closed, returned, request.services.live.expense_rates)
         return json_response(view, headers=request_headers(closed.request_id))
 
     @get(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
-from typing import Literal, TypedDict, TypeVar
+from collections.abc import Callable, Collection
+from typing import Final, Literal, TypedDict, TypeVar
 
 from litestar import Controller, Response, get
 from litestar.params import FromPath, FromQuery
@@ -20,49 +20,24 @@ from gateway.billing.statements.statement import (
     months_of,
     statement,
 )
-from gateway.checks.moments import timestamp
 from gateway.errors import InvalidRequest, NotFound
-from gateway.operations.invoices import InvoiceView, invoice_view, page
-from gateway.pricing import NANOS_PER_CENT, format_usd
+from gateway.operations.invoices import (
+    PAGE_FORMATS,
+    InvoiceView,
+    StatementView,
+    invoice_view,
+    page,
+    statement_view,
+)
 
 T = TypeVar("T")
 
-_MONTH = re.compile(r"(20\d\d-(?:0[1-9]|1[0-2]))(?:\.(html|pdf))?")
-
-
-class StatementLineView(TypedDict):
-    kind: str
-    model: str | None
-    unit: str | None
-    quantity: int | str | None
-    description: str | None
-    amount: str
-
-
-class MovementView(TypedDict):
-    booked_at: str
-    kind: str
-    amount: str
-    reason: str
-
-
-class StatementView(TypedDict):
-    """The statement of a month; a draft while the month is open."""
-
-    object: Literal["statement"]
-    account: str
-    month: str
-    draft: bool
-    invoice: InvoiceView | None
-    credit_notes: list[InvoiceView]
-    opening_balance: str
-    closing_balance: str
-    lines: list[StatementLineView]
-    sum: str
-    carried_in: str
-    carried_out: str
-    total: str
-    payments: list[MovementView]
+_MONTH: Final = re.compile(r"(20\d\d-(?:0[1-9]|1[0-2]))(?:\.([a-z]+))?")
+_MEDIA_TYPES: Final = {
+    "csv": "text/csv; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "pdf": "application/pdf",
+}
 
 
 class StatementSummaryView(TypedDict):
@@ -117,12 +92,7 @@ class StatementsController(Controller):
         month: FromPath[str],
         account: FromQuery[str | None] = None,
     ) -> Response[StatementView] | Response[bytes]:
-        found = _MONTH.fullmatch(month)
-        if found is None:
-            raise InvalidRequest(
-                "invalid_value", f"{month!r} is not a valid month; use YYYY-MM.", param="month"
-            )
-        name, form = found.groups()
+        name, form = read_month(month, PAGE_FORMATS)
 
         def read(connection: Connection) -> Statement:
             return statement(
@@ -133,15 +103,29 @@ class StatementsController(Controller):
         if form is None:
             return json_response(statement_view(made))
         data = await asyncio.to_thread(page, made, request.services.settings, form)
-        kind = "text/html; charset=utf-8" if form == "html" else "application/pdf"
-        return Response(
-            data,
-            media_type=kind,
-            headers={
-                "Content-Disposition": f'inline; filename="statement-{name}.{form}"',
-                "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
-            },
+        return statement_file(data, form, f"statement-{name}")
+
+
+def read_month(text: str, forms: Collection[str]) -> tuple[str, str | None]:
+    """Read YYYY-MM, or YYYY-MM.form for a file in one of these forms. Raise ``InvalidRequest``."""
+    found = _MONTH.fullmatch(text)
+    if found is None or found[2] not in (None, *forms):
+        raise InvalidRequest(
+            "invalid_value", f"{text!r} is not a valid month; use YYYY-MM.", param="month"
         )
+    return found[1], found[2]
+
+
+def statement_file(data: bytes, form: str, name: str) -> Response[bytes]:
+    """Answer with a file that browsers show and that loads nothing."""
+    return Response(
+        data,
+        media_type=_MEDIA_TYPES[form],
+        headers={
+            "Content-Disposition": f'inline; filename="{name}.{form}"',
+            "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
+        },
+    )
 
 
 async def _read(request: ApiRequest, function: Callable[[Connection], T]) -> T:
@@ -154,40 +138,3 @@ async def _read(request: ApiRequest, function: Callable[[Connection], T]) -> T:
         return await database.long_report(function, account_id=request.key.account_id)
     except LookupError as error:
         raise NotFound("not_found", f"{error.args[0]}.") from None
-
-
-def statement_view(made: Statement) -> StatementView:
-    return {
-        "object": "statement",
-        "account": made.account,
-        "month": made.month,
-        "draft": made.invoice is None,
-        "invoice": invoice_view(made.invoice) if made.invoice else None,
-        "credit_notes": [invoice_view(each) for each in made.credit_notes],
-        "opening_balance": format_usd(made.opening_nanos),
-        "closing_balance": format_usd(made.closing_nanos),
-        "lines": [
-            {
-                "kind": line.kind,
-                "model": line.model,
-                "unit": line.unit,
-                "quantity": line.quantity,
-                "description": line.description or None,
-                "amount": format_usd(line.amount_nanos),
-            }
-            for line in made.lines
-        ],
-        "sum": format_usd(made.sum_nanos),
-        "carried_in": format_usd(made.carried_in_nanos),
-        "carried_out": format_usd(made.carried_out_nanos),
-        "total": format_usd(made.total_cents * NANOS_PER_CENT),
-        "payments": [
-            {
-                "booked_at": timestamp(each.booked_at),
-                "kind": each.kind,
-                "amount": format_usd(each.amount_nanos),
-                "reason": each.reason,
-            }
-            for each in made.movements
-        ],
-    }

@@ -97,11 +97,11 @@ class UsageController(Controller):
         def choose(connection: Connection) -> tuple[Filters, str]:
             owner = requested_account(request, connection, account, "usage")
             keys = None if key is None else (key_number(connection, owner.id, key),)
-            filters = Filters((owner.id,), keys, _one(model), _one(task), tag_filters(request))
+            filters = Filters((owner.id,), keys, one_of(model), one_of(task), tag_filters(request))
             return filters, tz or owner.report_tz
 
         by = read_dimensions(group_by)
-        return await _report(request, choose, by, first=first, last=last, as_of=as_of)
+        return await usage_report(request, choose, by, first=first, last=last, as_of=as_of)
 
     @get(
         "/admin/usage",
@@ -120,9 +120,9 @@ class UsageController(Controller):
         task: FromQuery[str | None] = None,
         as_of: MomentInQuery = None,
     ) -> Response[UsageReportView]:
-        filters = Filters(models=_one(model), tasks=_one(task), tags=tag_filters(request))
+        filters = Filters(models=one_of(model), tasks=one_of(task), tags=tag_filters(request))
         by = read_dimensions(group_by, accounts=True)
-        return await _report(
+        return await usage_report(
             request, lambda _: (filters, tz), by, first=first, last=last, as_of=as_of
         )
 
@@ -146,7 +146,7 @@ def key_number(connection: Connection, account_id: int, prefix_or_id: str) -> in
     )
 
 
-async def _report(
+async def usage_report(
     request: ApiRequest,
     choose: Callable[[Connection], tuple[Filters, str]],
     by: tuple[str, ...],
@@ -155,6 +155,7 @@ async def _report(
     last: str | None,
     as_of: str | None,
 ) -> Response[UsageReportView]:
+    """Answer with a report of what ``choose`` selects, in the time zone that it returns."""
     now = datetime.now(UTC)
     moment = min(moment_in_query(as_of, "as_of") or now, now)
 
@@ -181,7 +182,7 @@ async def _report(
     )
 
 
-def _one(value: str | None) -> tuple[str, ...] | None:
+def one_of(value: str | None) -> tuple[str, ...] | None:
     return None if value is None else (value,)
 
 

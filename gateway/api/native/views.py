@@ -12,10 +12,11 @@ from gateway.catalog.schema import Slo
 from gateway.checks.moments import timestamp
 from gateway.files.download_urls import UrlSigner
 from gateway.ledger.closed import ClosedRequest, RequestError
+from gateway.ledger.expenses import ExpenseRates, with_cost
 from gateway.ledger.receipts import Receipt
 from gateway.ledger.steps import StepLine
 from gateway.performance import PerformanceView, performance_view
-from gateway.pricing import Line, device_cost, format_usd
+from gateway.pricing import Line, format_usd
 from gateway.requests.quotes import ORDERED_AS, Quoted
 from gateway.tasks.submission import OpenRequest
 from workers.contract.jobs import Timings, Usage
@@ -99,13 +100,24 @@ class StepView(TypedDict):
 
 
 class MarginView(TypedDict):
-    """Cost to the operator; shown to administrators only."""
+    """How a request ran, and its cost to the operator; shown to administrators only.
 
+    ``cost`` and ``margin`` are absent if a part of the cost is not known.
+    """
+
+    worker: str
+    attempt: int
+    device: str
+    dtype: str
+    rows: int
+    endpoint: str
     device_seconds: str
-    gpu_hour: str
-    cost: str
+    device_cost: str | None
+    upstream_cost: str | None
+    gpu_hour: NotRequired[str]
+    cost: NotRequired[str]
     revenue: str
-    margin: str
+    margin: NotRequired[str]
 
 
 class ReceiptView(OrderedAs):
@@ -273,17 +285,34 @@ def _phases(timings: Timings) -> PhasesView:
     }
 
 
-def margin_view(closed: ClosedRequest, returned_nanos: int, hour_nanos: int) -> MarginView:
-    """Return the operator's cost and margin; failed requests have a cost, too."""
-    cost = device_cost(closed.usage.gpu_us, hour_nanos)
+def margin_view(closed: ClosedRequest, returned_nanos: int, rates: ExpenseRates) -> MarginView:
+    """Return how a request ran, its cost and margin; failed requests have a cost, too.
+
+    The cost is that of its settlement. Device time that had no price then is priced now.
+    """
+    usage, run, cost = closed.usage, closed.run, closed.expense_nanos
+    hour_nanos = rates.hour_of(run.device)
+    if cost is None and usage.gpu_us and not run.endpoint:
+        run, cost = with_cost(run, rates, closed.model, usage)
     kept = closed.cost_nanos - returned_nanos
-    return {
-        "device_seconds": f"{closed.usage.gpu_us / 1e6:.6f}",
-        "gpu_hour": format_usd(hour_nanos),
-        "cost": format_usd(cost),
+    view: MarginView = {
+        "worker": run.worker,
+        "attempt": run.attempt,
+        "device": run.device,
+        "dtype": run.dtype,
+        "rows": run.rows,
+        "endpoint": run.endpoint,
+        "device_seconds": f"{usage.gpu_us / 1e6:.6f}",
+        "device_cost": None if run.device_nanos is None else format_usd(run.device_nanos),
+        "upstream_cost": None if run.upstream_nanos is None else format_usd(run.upstream_nanos),
         "revenue": format_usd(kept),
-        "margin": format_usd(kept - cost),
     }
+    if hour_nanos is not None:
+        view["gpu_hour"] = format_usd(hour_nanos)
+    if cost is not None:
+        view["cost"] = format_usd(cost)
+        view["margin"] = format_usd(kept - cost)
+    return view
 
 
 def quote_view(quoted: Quoted) -> QuoteView:

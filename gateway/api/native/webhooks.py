@@ -85,7 +85,7 @@ class WebhooksController(Controller):
     @post(
         "/requests/{request_id:str}/redeliver",
         status_code=202,
-        opt={"scope": "inference"},
+        opt={"scope": "inference", "least": "owner"},
         operation_id="RedeliverWebhook",
         summary="Send the webhook of a request again, with the same webhook-id",
     )

@@ -178,7 +178,7 @@ class FilesController(Controller):
     @delete(
         "/{file_id:str}",
         status_code=200,
-        opt={"scope": "inference", "errors": [409]},
+        opt={"scope": "inference", "errors": [409], "least": "owner"},
         operation_id="DeleteFile",
         summary="Delete a file that no running batch uses",
     )

@@ -21,7 +21,7 @@ from gateway.api.http.request import ApiRequest
 from gateway.billing.usage.report import Filters, Group, Span, usage
 from gateway.catalog.tasks import TASKS
 from gateway.checks.decoding import read_id
-from gateway.checks.moments import YEARS
+from gateway.checks.moments import EPOCH, YEARS
 from gateway.errors import InvalidRequest, NotFound
 
 Width = Literal["1m", "1h", "1d"]
@@ -312,8 +312,7 @@ def _buckets(
 
 def _next(start: datetime, length: timedelta) -> datetime:
     """Return the next bucket boundary; the first bucket can begin between two."""
-    epoch = datetime(1970, 1, 1, tzinfo=UTC)
-    return epoch + ((start - epoch) // length + 1) * length
+    return EPOCH + ((start - EPOCH) // length + 1) * length
 
 
 def _moment(seconds: int, param: str) -> datetime:

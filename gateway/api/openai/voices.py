@@ -86,7 +86,7 @@ class VoiceConsentsController(Controller):
 
     @post(
         status_code=200,
-        opt={"scope": "inference", "stores_body": True},
+        opt={"scope": "inference", "stores_body": True, "least": "owner"},
         guards=[may_store],
         operation_id="CreateVoiceConsent",
         operation_class=documented_body(ConsentBody),
@@ -130,7 +130,7 @@ class VoiceConsentsController(Controller):
     @post(
         "/{consent_id:str}",
         status_code=200,
-        opt={"scope": "inference"},
+        opt={"scope": "inference", "least": "owner"},
         operation_id="UpdateVoiceConsent",
         summary="Rename a consent",
     )
@@ -147,7 +147,7 @@ class VoiceConsentsController(Controller):
     @delete(
         "/{consent_id:str}",
         status_code=200,
-        opt={"scope": "inference"},
+        opt={"scope": "inference", "least": "owner"},
         operation_id="DeleteVoiceConsent",
         summary="Withdraw a consent: it is deleted with all voices that depend on it",
     )
@@ -162,7 +162,7 @@ class VoicesController(Controller):
 
     @post(
         status_code=200,
-        opt={"scope": "inference", "stores_body": True},
+        opt={"scope": "inference", "stores_body": True, "least": "owner"},
         guards=[may_store],
         operation_id="CreateVoice",
         operation_class=documented_body(VoiceBody),
@@ -208,7 +208,7 @@ class VoicesController(Controller):
     @delete(
         "/{voice_id:str}",
         status_code=200,
-        opt={"scope": "inference"},
+        opt={"scope": "inference", "least": "owner"},
         operation_id="DeleteVoice",
         summary="Delete a voice immediately and permanently; its consent stays",
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import Connection, Select, String, cast, select
 
+from gateway.billing.exports.archived import ArchivedReceipts, ExportReader
 from gateway.billing.exports.native import usd, usd_text, utc_text
 from gateway.billing.exports.pages import (
-    ExportReader,
     charge_pages,
     filter_conditions,
     refund_pages,
@@ -31,6 +31,7 @@ from gateway.billing.usage.report import Filters, Span
 from gateway.checks.moments import timestamp
 from gateway.ledger.closed import UNITS
 from gateway.ledger.prices import PriceCache, read_price
+from gateway.ledger.steps import StepLine
 from gateway.pricing import Line, format_usd
 from gateway.sql.database import microseconds
 from gateway.tables.core import accounts, keys, receipts, refunds
@@ -87,18 +88,19 @@ _ITEMIZED: Final = ("request_id", "price_id", "charge_nanos", "attributes", *UNI
 
 
 def focus_tables(
-    read: ExportReader, span: Span, filters: Filters, schema: pa.Schema
+    read: ExportReader, span: Span, filters: Filters, schema: pa.Schema, archived: ArchivedReceipts
 ) -> Iterator[pa.Table]:
     """Yield the lines of charges booked in a span, then its refunds."""
     prices: PriceCache = {}
+    archived = replace(archived, with_steps=True)
 
     def itemize(connection: Connection, page: pa.Table) -> pa.Table:
-        return _charge_table(connection, page, prices, schema)
+        return _charge_table(connection, page, prices, schema, archived.steps)
 
     def list_refunds(_: Connection, page: pa.Table) -> pa.Table:
         return _refund_table(page, schema)
 
-    yield from charge_pages(read, _charged(span, filters), span, filters, itemize)
+    yield from charge_pages(read, _charged(span, filters), span, filters, itemize, archived)
     yield from refund_pages(read, _returned(span, filters), list_refunds)
 
 
@@ -149,9 +151,13 @@ def _rows(moment: Any) -> Select[Any]:
 
 
 def _charge_table(
-    connection: Connection, page: pa.Table, prices: PriceCache, schema: pa.Schema
+    connection: Connection,
+    page: pa.Table,
+    prices: PriceCache,
+    schema: pa.Schema,
+    steps: dict[str, list[StepLine]],
 ) -> pa.Table:
-    lines = _itemize(connection, page, prices)
+    lines = _itemize(connection, page, prices, steps)
     rows = pa.array(lines.rows, pa.int32())
     columns = {name: pc.take(column, rows) for name, column in _common(page).items()}
     model, unit = columns["ResourceName"], pa.array(lines.units, pa.string())
@@ -203,8 +209,16 @@ class _Lines:
         self.amounts.append(line.amount_nanos)
 
 
-def _itemize(connection: Connection, page: pa.Table, prices: PriceCache) -> _Lines:
-    """Recompute the lines of each charge, once for all charges that look the same."""
+def _itemize(
+    connection: Connection,
+    page: pa.Table,
+    prices: PriceCache,
+    steps: dict[str, list[StepLine]],
+) -> _Lines:
+    """Recompute the lines of each charge, once for all charges that look the same.
+
+    ``steps`` are those of archived requests, which are taken from it.
+    """
     lines = _Lines()
     known: dict[tuple[Any, ...], list[Line]] = {}
     columns = (page[name].to_pylist() for name in _ITEMIZED)
@@ -214,7 +228,8 @@ def _itemize(connection: Connection, page: pa.Table, prices: PriceCache) -> _Lin
         if found is None:
             row = dict(zip(_ITEMIZED, values, strict=True))
             row["attributes"] = msgspec.json.decode(row["attributes"] or "null")
-            found = list(charged_lines(connection, row, prices))
+            own = steps.pop(row["request_id"], None)
+            found = list(charged_lines(connection, row, prices, own))
             # A workflow without a price is charged for its steps, which are its own.
             if read_price(connection, row["price_id"], prices).components:
                 known[values[1:]] = found

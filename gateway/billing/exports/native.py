@@ -18,9 +18,9 @@ import pyarrow.csv
 import pyarrow.parquet
 from sqlalchemy import BigInteger, Connection, Select, String, cast, literal, null, select
 
+from gateway.billing.exports.archived import ArchivedReceipts, ExportReader
 from gateway.billing.exports.footer import Footer, Format
 from gateway.billing.exports.pages import (
-    ExportReader,
     charge_pages,
     filter_conditions,
     refund_pages,
@@ -101,14 +101,14 @@ def write(
 
 
 def native_tables(
-    read: ExportReader, span: Span, filters: Filters, schema: pa.Schema
+    read: ExportReader, span: Span, filters: Filters, schema: pa.Schema, archived: ArchivedReceipts
 ) -> Iterator[pa.Table]:
     """Yield what was booked in a span: charges by request, then refunds by request."""
 
     def make(_: Connection, page: pa.Table) -> pa.Table:
         return _table(page, span.zone, schema)
 
-    yield from charge_pages(read, _charges(span, filters), span, filters, make)
+    yield from charge_pages(read, _charges(span, filters), span, filters, make, archived)
     yield from refund_pages(read, _refunds(span, filters), make)
 
 

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
-from sqlalchemy import Column, Connection, Select, func, select, tuple_
+from sqlalchemy import Column, Connection, Select, func, or_, select, tuple_
 
+from gateway.archive.marks import check_unchanged
+from gateway.billing.exports.archived import ArchivedReceipts, ExportReader
 from gateway.billing.usage.report import Filters, Span
 from gateway.sql.arrow import read_table
 from gateway.tables.core import receipts, refunds
@@ -23,12 +25,6 @@ T = TypeVar("T")
 R = TypeVar("R", covariant=True)
 
 PAGE_ROWS: Final = 20_000
-
-
-class ExportReader(Protocol):
-    """Runs a function in a read-only transaction."""
-
-    def __call__(self, function: Callable[[Connection], T], /) -> T: ...
 
 
 class TableMaker(Protocol[R]):
@@ -47,16 +43,57 @@ def connection_reader(connection: Connection) -> ExportReader:
 
 
 def charge_pages(
-    read: ExportReader, query: Select[Any], span: Span, filters: Filters, make: TableMaker[R]
+    read: ExportReader,
+    query: Select[Any],
+    span: Span,
+    filters: Filters,
+    make: TableMaker[R],
+    archived: ArchivedReceipts,
 ) -> Iterator[R]:
-    """Read receipts in pages by request id; yield ``make`` of each page.
+    """Read receipts in pages by request id, archived ones included; yield ``make`` of each page.
 
     The query has a column ``request_id``.
     """
+    if not archived.archives:
+        yield from _stored_pages(read, query, span, filters, archived, make)
+        return
+    stored = _stored_pages(read, query, span, filters, archived, _as_read)
+    for page in archived.merged(stored, query, span, filters, rows=PAGE_ROWS):
+        yield read(functools.partial(_make, page=page, make=make))
+
+
+def _as_read(_: Connection, page: pa.Table) -> pa.Table:
+    return page
+
+
+def _make(connection: Connection, *, page: pa.Table, make: TableMaker[R]) -> R:
+    return make(connection, page)
+
+
+def _stored_pages(
+    read: ExportReader,
+    query: Select[Any],
+    span: Span,
+    filters: Filters,
+    archived: ArchivedReceipts,
+    make: TableMaker[R],
+) -> Iterator[R]:
+    """Read receipts of months that are not archived."""
     id = receipts.c.request_id
     # An expression, so that the planner uses the index on the time of booking, not that of the ids.
     borders = select(func.min(func.substr(id, 1)), func.max(func.substr(id, 1)))
     borders = borders.where(*span_conditions(span, filters))
+
+    for archive in archived.archives:
+        starts_at, ends_at = archive.span
+        query = query.where(
+            or_(receipts.c.settled_at < starts_at, receipts.c.settled_at >= ends_at)
+        )
+
+    def read_on(connection: Connection, page: Select[Any]) -> tuple[R | None, int, tuple[Any, ...]]:
+        # Rows that leave the database meanwhile would be missing.
+        check_unchanged(connection, (span.starts_at, span.ends_at), archived.archives)
+        return _read_page(connection, page=page, end=(id,), make=make)
 
     def find_borders(connection: Connection) -> Any:
         within = settled_within(connection, span.starts_at, span.ends_at)
@@ -68,7 +105,7 @@ def charge_pages(
     place: Any = id >= first
     while True:
         page = query.where(place, id <= last).order_by(id).limit(PAGE_ROWS)
-        made, rows, end = read(functools.partial(_read_page, page=page, end=(id,), make=make))
+        made, rows, end = read(functools.partial(read_on, page=page))
         if made is not None:
             yield made
         if rows < PAGE_ROWS:

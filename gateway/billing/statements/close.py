@@ -39,16 +39,8 @@ from gateway.notices.books import month_closed, statement_ready
 from gateway.notices.store import publish
 from gateway.pricing import NANOS_MAX, NANOS_PER_CENT, format_usd
 from gateway.sql.database import Database, exact_sum, upsert
-from gateway.tables.core import (
-    accounts,
-    counters,
-    invoice_lines,
-    invoices,
-    periods,
-    rebates,
-    receipts,
-    transfers,
-)
+from gateway.tables.core import accounts, periods, receipts, transfers
+from gateway.tables.invoices import counters, invoice_lines, invoices, rebates
 from gateway.tables.settlement_time import settled_within
 
 SETTLED_AFTER: Final = timedelta(minutes=5)

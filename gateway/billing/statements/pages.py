@@ -15,6 +15,7 @@ from fpdf import FPDF, FontFace
 from fpdf.enums import TableBordersLayout, TableCellFillMode, WrapMode
 from jinja2 import Environment, PackageLoader
 
+from gateway.billing.statements.organisation import OrganisationStatement
 from gateway.billing.statements.statement import Statement
 from gateway.pricing import format_usd
 
@@ -51,8 +52,7 @@ class Table:
 class PrintedPage:
     title: str
     draft: bool
-    account: str
-    account_id: int
+    owner: str
     facts: Sequence[tuple[str, str]]
     tables: Sequence[Table]
     issuer_name: str
@@ -63,37 +63,13 @@ class PrintedPage:
 def lay_out(made: Statement, issuer: Issuer) -> PrintedPage:
     """Convert a statement to texts and tables."""
     invoice = made.invoice
-    month = dates.date.fromisoformat(f"{made.month}-01").strftime("%B %Y")
-    facts = [("Month", month)]
+    month = _month(made.month)
+    facts = [("Account", _numbered(made.account, made.account_id)), ("Month", month)]
     if invoice is not None:
         facts.append(("Issued", invoice.issued_at.date().isoformat()))
     facts.append(("Balance at its start", f"${format_usd(made.opening_nanos)}"))
     facts.append(("Balance at its end", f"${format_usd(made.closing_nanos)}"))
-    usage = Table(
-        "Usage",
-        ("Model", "Unit", "Quantity", "Amount"),
-        [
-            (
-                line.model or line.kind,
-                line.unit or line.description,
-                line.quantity or "",
-                _usd(line.amount_nanos),
-            )
-            for line in made.lines
-        ],
-        frozenset({2, 3}),
-        (
-            ("Sum", _usd(made.sum_nanos)),
-            ("Carried from the last invoice", _usd(made.carried_in_nanos)),
-            ("Carried to the next invoice", _usd(-made.carried_out_nanos)),
-            (
-                "Total",
-                f"${made.total_cents / 100:,.2f}"
-                if made.total_cents >= 0
-                else f"-${-made.total_cents / 100:,.2f}",
-            ),
-        ),
-    )
+    usage = _usage("Usage", made)
     moved = Table(
         "Payments and credit",
         ("Date", "Kind", "Reason", "Amount"),
@@ -116,17 +92,48 @@ def lay_out(made: Statement, issuer: Issuer) -> PrintedPage:
                 frozenset({3}),
             )
         )
-    return PrintedPage(
-        title=f"Invoice {invoice.number}" if invoice else f"Statement of {month}",
-        draft=invoice is None,
-        account=made.account,
-        account_id=made.account_id,
-        facts=facts,
-        tables=tables,
-        issuer_name=issuer.name,
-        issuer_address="\n".join(part.strip() for part in issuer.address.split(";")),
-        note="\n".join(filter(None, (issuer.note, NOTE))),
+    return _page(
+        f"Invoice {invoice.number}" if invoice else f"Statement of {month}",
+        invoice is None,
+        made.account,
+        facts,
+        tables,
+        issuer,
     )
+
+
+def lay_out_organisation(made: OrganisationStatement, issuer: Issuer) -> PrintedPage:
+    """Convert the statement of an organisation to texts and tables: its accounts, then the usage of
+    each."""
+    owner, month = made.organisation, _month(made.month)
+    facts = [
+        ("Organisation", _numbered(owner.name, owner.id)),
+        ("Month", month),
+        ("Accounts", str(len(made.accounts))),
+        ("Balances at its start", _usd(made.opening_nanos)),
+        ("Balances at its end", _usd(made.closing_nanos)),
+    ]
+    accounts = Table(
+        "Accounts",
+        ("Account", "Invoice", "Sum", "Total"),
+        [
+            (
+                _numbered(each.account, each.account_id),
+                each.invoice.number if each.invoice else "draft",
+                _usd(each.sum_nanos),
+                _cents(each.total_cents),
+            )
+            for each in made.accounts
+        ],
+        frozenset({2, 3}),
+        _foot(made),
+    )
+    usage = [
+        _usage(f"Usage of {_numbered(each.account, each.account_id)}", each)
+        for each in made.accounts
+    ]
+    title = f"Statement of {month}"
+    return _page(title, made.draft, owner.name, facts, [accounts, *usage], issuer)
 
 
 def html(page: PrintedPage) -> str:
@@ -137,7 +144,7 @@ def pdf(page: PrintedPage, *, at: dates.datetime) -> bytes:
     """Render a PDF. ``at`` is its creation date, so that the same page gives the same bytes."""
     paper = FPDF(format="A4")
     paper.set_creation_date(at)
-    paper.set_title(f"{page.title} · {page.account}")
+    paper.set_title(f"{page.title} · {page.owner}")
     paper.set_author(page.issuer_name)
     paper.add_font("Roboto", "", font_roboto.Roboto)
     paper.add_font("Roboto", "B", font_roboto.RobotoBold)
@@ -166,7 +173,7 @@ def _head(paper: FPDF, page: PrintedPage) -> None:
     paper.set_font("Roboto", "B", 17)
     paper.multi_cell(100, 8, page.title + (" (draft)" if page.draft else ""), align="L")
     paper.ln(2)
-    for name, value in (("Account", f"{page.account} (no. {page.account_id})"), *page.facts):
+    for name, value in page.facts:
         paper.set_font("Roboto", "", 9)
         paper.set_text_color(87, 96, 106)
         paper.set_x(16)
@@ -205,6 +212,61 @@ def _table(paper: FPDF, table: Table) -> None:
             line = lines.row()
             line.cell(name, colspan=len(table.head) - 1, style=bold, align="LEFT")
             line.cell(value, style=bold)
+
+
+def _page(
+    title: str,
+    draft: bool,
+    owner: str,
+    facts: Sequence[tuple[str, str]],
+    tables: Sequence[Table],
+    issuer: Issuer,
+) -> PrintedPage:
+    return PrintedPage(
+        title=title,
+        draft=draft,
+        owner=owner,
+        facts=facts,
+        tables=tables,
+        issuer_name=issuer.name,
+        issuer_address="\n".join(part.strip() for part in issuer.address.split(";")),
+        note="\n".join(filter(None, (issuer.note, NOTE))),
+    )
+
+
+def _usage(title: str, made: Statement) -> Table:
+    return Table(
+        title,
+        ("Model", "Unit", "Quantity", "Amount"),
+        [
+            (
+                line.model or line.kind,
+                line.unit or line.description,
+                line.quantity or "",
+                _usd(line.amount_nanos),
+            )
+            for line in made.lines
+        ],
+        frozenset({2, 3}),
+        _foot(made),
+    )
+
+
+def _foot(made: Statement | OrganisationStatement) -> tuple[tuple[str, str], ...]:
+    return (
+        ("Sum", _usd(made.sum_nanos)),
+        ("Carried from the last invoice", _usd(made.carried_in_nanos)),
+        ("Carried to the next invoice", _usd(-made.carried_out_nanos)),
+        ("Total", _cents(made.total_cents)),
+    )
+
+
+def _month(month: str) -> str:
+    return dates.date.fromisoformat(f"{month}-01").strftime("%B %Y")
+
+
+def _numbered(name: str, number: int) -> str:
+    return f"{name} (no. {number})"
 
 
 def _cents(cents: int) -> str:

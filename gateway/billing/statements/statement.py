@@ -21,15 +21,8 @@ from gateway.ledger.periods import month_of, next_month, starts_at
 from gateway.ledger.prices import PriceCache
 from gateway.pricing import NANOS_PER_CENT
 from gateway.tables.archives import archived_charges
-from gateway.tables.core import (
-    accounts,
-    invoice_lines,
-    invoices,
-    periods,
-    receipts,
-    refunds,
-    transfers,
-)
+from gateway.tables.core import accounts, periods, receipts, refunds, transfers
+from gateway.tables.invoices import invoice_lines, invoices
 from gateway.tables.settlement_time import settled_within
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, Connection, Table, case, func, literal_col
 from gateway.accounts.budgets import read_zone
 from gateway.archive.marks import archived_months, refuse_archived
 from gateway.billing.usage.rollups import HOUR, built_range, floor_hour
-from gateway.checks.moments import read_day, read_moment
+from gateway.checks.moments import EPOCH, read_day, read_moment
 from gateway.errors import InvalidRequest
 from gateway.sql.database import exact_sum, time_bucket
 from gateway.tables.core import QUANTITIES, accounts, keys, receipts, refunds, usage_hourly
@@ -27,6 +27,8 @@ from gateway.tables.settlement_time import settled_within
 TIMES: Final = ("minute", "hour", "day", "month")
 DIMENSIONS: Final = (*TIMES[1:], "account", "key", "model", "task")
 """Dimensions for clients; internal callers also use minute, ``account_id`` and ``key_id``."""
+RUN: Final = ("device", "dtype")
+"""Further dimensions for operators, which only receipts have."""
 TAG: Final = "tag:"
 DAYS_MAX: Final = 800
 RANGES_MAX: Final = 100
@@ -34,7 +36,6 @@ RANGES_MAX: Final = 100
 
 _QUARTER_S: Final = 900
 _MINUTE_S: Final = 60
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 Range = tuple[datetime, datetime]
 
@@ -69,12 +70,17 @@ class Group:
     cost_nanos: int = 0
     refund_nanos: int = 0
     units: dict[str, int] = field(default_factory=dict)
+    expense_nanos: int = 0
+    """Cost to the operator, of ``expensed`` requests; it is never shown to customers."""
+    expensed: int = 0
 
     def add(self, other: Group) -> None:
         self.requests += other.requests
         self.charged += other.charged
         self.cost_nanos += other.cost_nanos
         self.refund_nanos += other.refund_nanos
+        self.expense_nanos += other.expense_nanos
+        self.expensed += other.expensed
         for unit, quantity in other.units.items():
             self.units[unit] = self.units.get(unit, 0) + quantity
 
@@ -105,10 +111,11 @@ def read_span(first: str | None, last: str | None, tz: str, *, now: datetime) ->
     return Span(starts_at, ends_at, zone)
 
 
-def read_dimensions(text: str, *, accounts: bool = False) -> tuple[str, ...]:
+def read_dimensions(text: str, *, accounts: bool = False, margins: bool = False) -> tuple[str, ...]:
     """Parse a ``group_by``. Raise ``InvalidRequest`` if it names an unknown dimension."""
     by = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     known = [name for name in DIMENSIONS if accounts or name != "account"]
+    known += RUN if margins else ()
     for part in by:
         if part not in known and not (part.startswith(TAG) and len(part) > len(TAG)):
             raise InvalidRequest(
@@ -134,7 +141,9 @@ def usage(
     """
     unsealed: list[Range] = [(span.starts_at, span.ends_at)]
     groups: dict[tuple[str, ...], Group] = {}
-    fine = bool(filters.tags) or any(name.startswith(TAG) or name == "minute" for name in by)
+    fine = bool(filters.tags) or any(
+        name.startswith(TAG) or name in ("minute", *RUN) for name in by
+    )
     if rolled and not fine:
         sealed, unsealed = _split(connection, span, by)
         for part in sealed:
@@ -214,6 +223,8 @@ def _rollup_rows(
             exact_sum(case((charged, table.c.requests), else_=0)).label("charged"),
             exact_sum(table.c.charge_nanos).label("cost_nanos"),
             exact_sum(table.c.refund_nanos).label("refund_nanos"),
+            exact_sum(table.c.expense_nanos).label("expense_nanos"),
+            exact_sum(table.c.expensed).label("expensed"),
             *(
                 exact_sum(case((charged, table.c[unit]), else_=0)).label(unit)
                 for unit in QUANTITIES
@@ -224,7 +235,7 @@ def _rollup_rows(
         .group_by(*_places(columns))
     )
     for row in connection.execute(query).mappings():
-        yield row.get("at", _EPOCH), _group(row, by)
+        yield row.get("at", EPOCH), _group(row, by)
 
 
 def _booked_rows(
@@ -244,6 +255,8 @@ def _booked_rows(
             func.count().label("requests"),
             exact_sum(case((charged, 1), else_=0)).label("charged"),
             exact_sum(receipts.c.charge_nanos).label("cost_nanos"),
+            exact_sum(func.coalesce(receipts.c.expense_nanos, 0)).label("expense_nanos"),
+            func.count(receipts.c.expense_nanos).label("expensed"),
             *(
                 exact_sum(case((charged, receipts.c[unit]), else_=0)).label(unit)
                 for unit in QUANTITIES
@@ -272,7 +285,7 @@ def _booked_rows(
         .group_by(*_places(columns))
     )
     for row in connection.execute(query).mappings():
-        at = _EPOCH + timedelta(seconds=row["at"] * seconds) if "at" in row else _EPOCH
+        at = EPOCH + timedelta(seconds=row["at"] * seconds) if "at" in row else EPOCH
         yield at, _group(row, by)
 
 
@@ -287,6 +300,8 @@ def _columns(
             columns[name] = accounts.c.name.label(name)
         elif name == "key":
             columns[name] = keys.c.prefix.label(name)
+        elif name in RUN:
+            columns[name] = func.coalesce(receipts.c.run[name].as_string(), "").label(name)
         elif name.startswith(TAG):
             tag = receipts.c["metadata"][name.removeprefix(TAG)].as_string()
             columns[name] = func.coalesce(tag, "").label(name)
@@ -329,6 +344,8 @@ def _group(row: Any, by: Sequence[str]) -> Group:
         cost_nanos=row.get("cost_nanos", 0),
         refund_nanos=row.get("refund_nanos", 0),
         units={unit: row[unit] for unit in QUANTITIES if row.get(unit)},
+        expense_nanos=row.get("expense_nanos", 0),
+        expensed=row.get("expensed", 0),
     )
 
 

@@ -18,6 +18,7 @@ from sqlalchemy import (
     BigInteger,
     Connection,
     Select,
+    case,
     delete,
     func,
     insert,
@@ -39,6 +40,8 @@ HOURS_MAX: Final = 200
 
 _CELL: Final = ("account_id", "key_id", "model", "task", "outcome")
 _SUMS: Final = ("requests", "charge_nanos", "refund_nanos", *QUANTITIES)
+_EXPENSES: Final = ("expense_nanos", "expensed")
+"""Sums for the operator, which seals do not cover: hours were sealed before they existed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +75,10 @@ def build_hour(connection: Connection, hour: datetime) -> Seal:
     connection.execute(delete(usage_hours).where(usage_hours.c.hour == hour))
     cells = _booked_in(connection, hour).subquery()
     keys = [cells.c[name] for name in _CELL]
-    sums = [exact_sum(cells.c[name]).label(name) for name in _SUMS]
+    sums = [exact_sum(cells.c[name]).label(name) for name in (*_SUMS, *_EXPENSES)]
     made = select(literal(hour, usage_hourly.c.hour.type).label("hour"), *keys, *sums)
     connection.execute(
-        insert(usage_hourly).from_select(["hour", *_CELL, *_SUMS], made.group_by(*keys))
+        insert(usage_hourly).from_select(["hour", *_CELL, *_SUMS, *_EXPENSES], made.group_by(*keys))
     )
     seal = seal_of(connection, hour)
     connection.execute(
@@ -110,10 +113,16 @@ def rebuild(connection: Connection) -> list[tuple[Seal, Seal]]:
     return differing
 
 
-def seals(connection: Connection) -> list[Seal]:
-    """List the seals of all built hours, oldest first."""
-    columns = [usage_hours.c[name] for name in Seal.__dataclass_fields__]
-    rows = connection.execute(select(*columns).order_by(usage_hours.c.hour))
+def seals(
+    connection: Connection, starts_at: datetime | None = None, ends_at: datetime | None = None
+) -> list[Seal]:
+    """List the seals of the built hours of a span, or of all, oldest first."""
+    query = select(*(usage_hours.c[name] for name in Seal.__dataclass_fields__))
+    if starts_at is not None:
+        query = query.where(usage_hours.c.hour >= starts_at)
+    if ends_at is not None:
+        query = query.where(usage_hours.c.hour < ends_at)
+    rows = connection.execute(query.order_by(usage_hours.c.hour))
     return [Seal(**row) for row in rows.mappings()]
 
 
@@ -177,6 +186,8 @@ def _booked_in(connection: Connection, hour: datetime) -> Select[tuple[object, .
         receipts.c.charge_nanos,
         none.label("refund_nanos"),
         *(receipts.c[name] for name in QUANTITIES),
+        func.coalesce(receipts.c.expense_nanos, 0).label("expense_nanos"),
+        case((receipts.c.expense_nanos.is_(None), 0), else_=1).label("expensed"),
     ).where(*settled_within(connection, hour, hour + HOUR))
     returned = (
         select(
@@ -184,7 +195,7 @@ def _booked_in(connection: Connection, hour: datetime) -> Select[tuple[object, .
             none.label("requests"),
             none.label("charge_nanos"),
             refunds.c.amount_nanos.label("refund_nanos"),
-            *(none.label(name) for name in QUANTITIES),
+            *(none.label(name) for name in (*QUANTITIES, *_EXPENSES)),
         )
         .join(receipts, receipts.c.request_id == refunds.c.request_id)
         .where(refunds.c.booked_at >= hour, refunds.c.booked_at < hour + HOUR)

@@ -17,8 +17,9 @@ from pydantic import Field, StrictBool, StrictFloat, StrictInt, ValidationError,
 
 from gateway.catalog.document import Document, Flaw, Place, Position, Unreadable
 from gateway.catalog.problems import CatalogError, CatalogProblem
-from gateway.catalog.schema import Amount, CatalogEntry, CatalogModel, Name, Text
+from gateway.catalog.schema import Amount, CatalogEntry, CatalogModel, Count, Name, Text
 from gateway.catalog.tasks import Task
+from gateway.pricing import Component, Price, Unit
 
 FILES: Final = Path(__file__).parent
 
@@ -34,6 +35,8 @@ Kind: TypeAlias = Literal[
     "video",
     "audio",
 ]
+UNKNOWN_SECONDS: Final = 600.0
+"""Assumed longest output of an upstream's model that states none."""
 SOURCES: Final = ("image", "images", "video", "audio")
 """Kinds of parameters that are files, sent as URLs."""
 Evidence: TypeAlias = Literal["calls", "docs", "vendor", "host", "guess"]
@@ -118,6 +121,19 @@ class Expected(CatalogModel):
     evidence: Annotated[tuple[Evidence, ...], Field(min_length=1)]
 
 
+class PresumedCost(CatalogModel):
+    """What the vendor, or another host, charges for the model; GMI Cloud's price may differ."""
+
+    unit: Unit
+    amount: Amount
+    per: Count = 1
+    evidence: Annotated[tuple[Evidence, ...], Field(min_length=1)]
+
+    @property
+    def price(self) -> Price:
+        return Price((Component(self.unit, self.amount, self.per),))
+
+
 class Contract(CatalogModel):
     """What one of the vendors' models accepts."""
 
@@ -127,6 +143,7 @@ class Contract(CatalogModel):
     task: Task
     also: tuple[Task, ...] = ()
     price: Amount
+    presumed_cost: PresumedCost | None = None
     is_complete: StrictBool
     """Whether every parameter is known; if so, others are refused."""
     expected_seconds: Expected
@@ -175,6 +192,21 @@ def contract_of(entry: CatalogEntry) -> Contract | None:
     if upstream is None or upstream.dialect != "gmi" or not entry.contract:
         return None
     return _by_id().get(upstream.model or entry.name)
+
+
+def longest_seconds(entry: CatalogEntry) -> float:
+    """Return the longest video or audio that a request to an entry can produce.
+
+    Of an upstream whose price does not depend on it, this bounds only what is measured.
+    """
+    if entry.limits.seconds is not None or entry.upstream is None:
+        return entry.limits.seconds or 0
+    contract = contract_of(entry)
+    parameter = None if contract is None else contract.find("seconds")
+    numbers = [
+        one for one in (parameter.options if parameter else ()) if isinstance(one, int | float)
+    ]
+    return max(numbers, default=UNKNOWN_SECONDS)
 
 
 def load_contract(path: Path) -> Contract:

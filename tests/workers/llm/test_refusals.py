@@ -97,7 +97,6 @@ def _truncate_the_weights(path: Path) -> None:
     [
         (_drop("config.json"), "has no config.json"),
         (_drop("tokenizer.json"), "has no tokenizer.json"),
-        (_drop("chat_template.jinja"), "has no chat template"),
         (_drop("model.safetensors"), r"has no \*.safetensors"),
         (lambda path: (path / "config.json").write_text("{"), "config.json cannot be read"),
         (_configure(architectures=None), "unsupported model family unknown"),
@@ -123,6 +122,23 @@ def test_damaged_checkpoint_is_refused(
 def test_entry_without_checkpoint_is_refused() -> None:
     with pytest.raises(ValueError, match="names no checkpoint"):
         LlmEngine(make_spec(None)).load()
+
+
+def test_model_without_a_template_continues_texts_and_refuses_conversations(
+    tmp_path: Path,
+) -> None:
+    path = make_checkpoint("llama", tmp_path)
+    (path / "chat_template.jinja").unlink()
+    engine = make_engine(path)
+
+    continued = run_alone(engine, job("a", "", prompts=("the fox",), max_tokens=4))
+    refused = Driver(engine).admit(job("b", "fox"))
+
+    assert isinstance(continued, Completed)
+    assert continued.usage.output_tokens == 4
+    assert isinstance(refused, Failed)
+    assert (refused.code, refused.param) == ("invalid_input", "messages")
+    assert "no chat template" in refused.message
 
 
 def test_broken_template_is_refused_on_load(tmp_path: Path) -> None:

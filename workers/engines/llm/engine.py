@@ -40,6 +40,7 @@ from workers.protocol.engine import (
     Admission,
     Admitted,
     CancelReason,
+    Hardware,
     PhaseClock,
     StepReport,
     Wait,
@@ -78,6 +79,10 @@ class LlmEngine:
     def _model(self) -> _LoadedModel:
         assert self._loaded is not None
         return self._loaded
+
+    @property
+    def hardware(self) -> Hardware:
+        return self._options.hardware
 
     def load(self) -> None:
         """Load the weights, create the cache, warm up. Raise ``ValueError`` with the reason."""

@@ -1,4 +1,4 @@
-"""The tokenizer of a chat model: conversations to token ids, and ids back to text."""
+"""The tokenizer of a language model: conversations to token ids, and ids back to text."""
 
 from __future__ import annotations
 
@@ -47,9 +47,11 @@ class Vocabulary:
     def encode(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> list[int]:
         """Render and tokenize a conversation, up to the start of the assistant's answer.
 
-        Raise ``ValueError`` if the model's template refuses it, as some do if roles do not
-        alternate, or if it has a token without an embedding.
+        Raise ``ValueError`` if the model has no template, if its template refuses the conversation,
+        as some do if roles do not alternate, or if it has a token without an embedding.
         """
+        if self._tokenizer.chat_template is None:
+            raise ValueError("it has no chat template, and only continues texts (completions)")
         turns = [self._turn(message) for message in messages]
         return self._check(self._contents.encode(self._render, turns, describe(tools)))
 
@@ -175,12 +177,12 @@ def _arguments(text: str) -> Any:
 
 
 def read_vocabulary(path: Path, model: Any) -> Vocabulary:
-    """Load a model's tokenizer. Raise ``ValueError`` if it cannot render a conversation."""
+    """Load a model's tokenizer. Raise ``ValueError`` if its template renders no conversation."""
     tokenizer = read_tokenizer(path)
-    if tokenizer.chat_template is None:
-        raise ValueError(f"the tokenizer in {path} has no chat template")
     size = int(model.get_input_embeddings().num_embeddings)
     vocabulary = Vocabulary(tokenizer, size=size, end_tokens=_end_tokens(model, tokenizer))
+    if tokenizer.chat_template is None:
+        return vocabulary
     try:
         vocabulary.encode([ChatMessage("user", "Hello")])
     except ValueError as error:

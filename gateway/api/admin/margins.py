@@ -1,0 +1,98 @@
+"""Margins of the operator, over HTTP."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Literal, TypedDict, cast
+
+from litestar import Controller, Response, get
+from litestar.params import FromQuery, QueryParameter
+from sqlalchemy import Connection
+
+from gateway.api.http.answers import json_response
+from gateway.api.http.request import ApiRequest
+from gateway.api.native.usage import one_of
+from gateway.billing.usage.margins import MarginSumsView, margin_sums
+from gateway.billing.usage.report import (
+    Filters,
+    Group,
+    Span,
+    read_dimensions,
+    read_span,
+    total,
+    usage,
+)
+
+
+class MarginGroupView(MarginSumsView, total=False):
+    """A group with its labels."""
+
+    hour: str
+    day: str
+    month: str
+    account: str
+    key: str
+    model: str
+    task: str
+    device: str
+    dtype: str
+
+
+MarginReportView = TypedDict(
+    "MarginReportView",
+    {
+        "object": Literal["list"],
+        "from": str,
+        "to": str,
+        "tz": str,
+        "group_by": list[str],
+        "data": list[MarginGroupView],
+        "total": MarginGroupView,
+    },
+)
+
+
+class MarginsController(Controller):
+    path = "/v1/admin/margins"
+    tags = ["Operation"]
+    opt = {"scope": "admin", "area": "usage"}
+
+    @get(
+        "/",
+        operation_id="GetMargins",
+        summary="Revenue, cost and margin by model, device, precision, account, key, task or time",
+    )
+    async def margins(
+        self,
+        request: ApiRequest,
+        group_by: FromQuery[str] = "model",
+        tz: FromQuery[str] = "UTC",
+        first: Annotated[str | None, QueryParameter(name="from")] = None,
+        last: Annotated[str | None, QueryParameter(name="to")] = None,
+        model: FromQuery[str | None] = None,
+    ) -> Response[MarginReportView]:
+        by = read_dimensions(group_by, accounts=True, margins=True)
+        filters = Filters(models=one_of(model))
+
+        def read(connection: Connection) -> tuple[Span, list[Group]]:
+            span = read_span(first, last, tz, now=datetime.now(UTC))
+            return span, usage(connection, span, by, filters)
+
+        span, groups = await request.services.database.report(
+            read, account_id=request.key.account_id
+        )
+        return json_response(
+            {
+                "object": "list",
+                "from": span.starts_at.astimezone(span.zone).isoformat(),
+                "to": span.ends_at.astimezone(span.zone).isoformat(),
+                "tz": tz,
+                "group_by": list(by),
+                "data": [_view(group) for group in groups],
+                "total": _view(total(groups)),
+            }
+        )
+
+
+def _view(group: Group) -> MarginGroupView:
+    return cast("MarginGroupView", {**group.labels, **margin_sums(group)})

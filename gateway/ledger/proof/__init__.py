@@ -1,0 +1,1 @@
+"""The proof of the ledger, account by account, in pages that are read on short snapshots."""
