@@ -98,9 +98,9 @@ def each_line_was_charged_once(
     "point",
     [
         "after_hold",
-        "after_enqueue",
-        "before_settle",
-        "after_settle",
+        pytest.param("after_enqueue", marks=pytest.mark.long),
+        pytest.param("before_settle", marks=pytest.mark.long),
+        pytest.param("after_settle", marks=pytest.mark.long),
         "batch_line_recorded",
         "batch_files_written",
     ],

@@ -197,7 +197,13 @@ def test_image_is_stored_once_the_blob_store_returns(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize(
-    "point", ["sources_stored", "after_hold", "batch_line_recorded", "batch_files_written"]
+    "point",
+    [
+        "sources_stored",
+        pytest.param("after_hold", marks=pytest.mark.long),
+        pytest.param("batch_line_recorded", marks=pytest.mark.long),
+        "batch_files_written",
+    ],
 )
 def test_image_batch_survives_a_gateway_crash_at_each_failpoint(point: str, stack: Stack) -> None:
     caller = stack.caller()

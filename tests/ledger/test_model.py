@@ -597,7 +597,9 @@ class Books(RuleBasedStateMachine):
         got = [None if answer is None else answer.closed.cost_nanos for answer in answers]
         assert got == expected
         ended = {answer.closed.status for answer in answers if answer is not None}
-        assert ended <= {STATUS[end]}
+        # The price covers tokens only, so a charge without any is unpriced usage.
+        unpriced = billable and not (read or write)
+        assert ended <= {"failed" if unpriced else STATUS[end]}
 
     def _predict_settled(self, ids: list[str], usage: Usage, *, billable: bool) -> list[int | None]:
         # Tokens beyond a slice are held for first, request by request, if credit allows.
@@ -771,7 +773,7 @@ def judged(request_id: RequestId, usage: Usage, *, end: str, delivered: str) -> 
 
 
 @pytest.mark.timeout(SOAK_S * 2 + 900)
-@pytest.mark.parametrize("examples", [40, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [25, pytest.param(100, marks=pytest.mark.long)])
 def test_ledger_behaves_like_the_model(examples: int, databases: Databases) -> None:
     class Run(Books):
         database = Database(databases.make())

@@ -62,16 +62,19 @@ def test_flooding_key_is_refused_at_its_default_and_other_accounts_are_not(
 
 def test_refusal_is_in_the_dialect_of_the_interface(still_stack: Stack) -> None:
     caller = still_stack.caller()
+    still_stack.start_worker()
+    still_stack.wait_for_model("slow")
     for _ in range(2):
-        order(caller, "echo", "hello")
-    client = OpenAI(
-        base_url=f"{still_stack.url}/v1",
-        api_key=caller.http.headers["authorization"].removeprefix("Bearer "),
-        max_retries=0,
-    )
-
-    with pytest.raises(RateLimitError) as caught:
-        client.chat.completions.create(**chat("echo", "hello"))
+        order(caller, "slow", "hello " * 400)
+    with (
+        OpenAI(
+            base_url=f"{still_stack.url}/v1",
+            api_key=caller.http.headers["authorization"].removeprefix("Bearer "),
+            max_retries=0,
+        ) as client,
+        pytest.raises(RateLimitError) as caught,
+    ):
+        client.chat.completions.create(**chat("slow", "hello"))
 
     assert caught.value.code == "too_many_concurrent"
     assert caught.value.response.headers["retry-after"] == "1"

@@ -54,10 +54,10 @@ def order(caller: Caller) -> str:
     ("point", "own"),
     [
         ("after_hold", "sqlite"),
-        ("step_placed", "sqlite"),
+        pytest.param("step_placed", "sqlite", marks=pytest.mark.long),
         ("step_recorded", "postgresql"),
         ("workflow_ended", "sqlite"),
-        ("closed", "postgresql"),
+        pytest.param("closed", "postgresql", marks=pytest.mark.long),
     ],
     indirect=["own"],
 )
