@@ -1,14 +1,16 @@
 """Failpoints: places where tests break the process, selected by ``TOLLGATE_FAILPOINT``.
 
 ``after_hold`` kills the process there, as a power failure would. ``falter:settler:2`` makes the
-first two beats of a background loop raise (without the number: all); ``hang:settler`` makes the
-loop hang. Without the variable, these functions have no effect.
+first two beats of a background loop raise (without the number: all), ``falter:settler,watch:1`` the
+first of each of two loops; ``hang:settler`` makes the loop hang. Without the variable, these
+functions have no effect.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from typing import Final, Literal, TypeAlias
 
 Failpoint: TypeAlias = Literal[
@@ -48,8 +50,9 @@ _ARMED: Final = os.environ.get("TOLLGATE_FAILPOINT")
 
 
 _KIND, _, _REST = (_ARMED or "").partition(":")
-_LOOP, _, _TIMES = _REST.partition(":")
-_faltered = 0
+_NAMES, _, _TIMES = _REST.partition(":")
+_LOOPS: Final = frozenset(_NAMES.split(","))
+_faltered: Final = Counter[str]()
 
 
 def reach(point: Failpoint) -> None:
@@ -60,12 +63,11 @@ def reach(point: Failpoint) -> None:
 
 def raise_if_faltering(loop: str) -> None:
     """Raise ``RuntimeError`` if a failure of this loop is set."""
-    global _faltered
-    if _KIND == "falter" and loop == _LOOP and (not _TIMES or _faltered < int(_TIMES)):
-        _faltered += 1
+    if _KIND == "falter" and loop in _LOOPS and (not _TIMES or _faltered[loop] < int(_TIMES)):
+        _faltered[loop] += 1
         raise RuntimeError(f"a test broke the loop {loop}")
 
 
 def hangs(loop: str) -> bool:
     """Whether this loop is set to hang."""
-    return _KIND == "hang" and loop == _LOOP
+    return _KIND == "hang" and loop in _LOOPS

@@ -39,7 +39,10 @@ def either(
         yield made
 
 
-@pytest.mark.parametrize("point", ["after_hold", "after_enqueue", "before_settle"])
+@pytest.mark.parametrize(
+    "point",
+    ["after_hold", pytest.param("after_enqueue", marks=pytest.mark.long), "before_settle"],
+)
 def test_killed_gateway_keeps_a_hold_that_was_not_synced(point: str, either: Stack) -> None:
     caller = killed_at(point, either)
 
@@ -49,7 +52,9 @@ def test_killed_gateway_keeps_a_hold_that_was_not_synced(point: str, either: Sta
     all_is_well(either, caller, charged=1)
 
 
-@pytest.mark.parametrize("point", ["after_hold", "after_enqueue"])
+@pytest.mark.parametrize(
+    "point", ["after_hold", pytest.param("after_enqueue", marks=pytest.mark.long)]
+)
 def test_request_whose_hold_a_power_failure_lost_was_never_accepted(
     point: str, stack: Stack
 ) -> None:

@@ -14,9 +14,9 @@ from tests.servers import queue_server
 from tests.stack import chat, running
 
 BOUNDS: Final = {
-    # Up to twelve more than are listed: a slow machine also runs the watch for clients that
-    # disconnect and the turns of background loops, and the waiting time is estimated (two functions)
-    # once the load of the model's queue has been read, which can be before or after these chats.
+    # A few more than are listed: a slow machine also runs the watch for clients that disconnect and
+    # more turns of background loops. The waiting time is estimated (two functions) once the load of
+    # the model's queue has been read, which can be before or after these chats.
     "functions of the gateway": 245,
     "functions of the agent": 52,
     "functions of the engine": 46,

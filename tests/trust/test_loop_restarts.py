@@ -17,18 +17,8 @@ from tests.cli.test_up import Up
 from tests.databases import Databases
 from tests.stack import CATALOG, Stack, chat, ended, order, wait_for
 
-LOOPS = (
-    "watch",
-    "mailbox",
-    "settler",
-    "workflows",
-    "sweeper",
-    "webhooks",
-    "prices",
-    "chores",
-    "retention",
-    "batches",
-)
+OTHERS = ("watch", "workflows", "sweeper", "webhooks", "prices", "chores", "retention")
+LOOPS = ("mailbox", "settler", "batches", *OTHERS)
 QUICK = {"TOLLGATE_LOOP_FAILURES_MAX": "2", "TOLLGATE_SHUTDOWN_GRACE_S": "1"}
 
 
@@ -79,10 +69,10 @@ def failures(stack: Stack, loop: str) -> float:
     return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_failed_loop_runs_again(at_work: Stack, loop: str) -> None:
-    at_work.start_gateway(environment={"TOLLGATE_FAILPOINT": f"falter:{loop}:1"})
-    wait_for(lambda: failures(at_work, loop) == 1, f"{loop} to fail")
+def test_failed_loops_run_again(at_work: Stack) -> None:
+    at_work.start_gateway(environment={"TOLLGATE_FAILPOINT": f"falter:{','.join(LOOPS)}:1"})
+    for loop in LOOPS:
+        wait_for(lambda loop=loop: failures(at_work, loop) == 1, f"{loop} to fail")
     caller = at_work.caller()
     at_work.wait_for_model()
 
@@ -92,10 +82,19 @@ def test_failed_loop_runs_again(at_work: Stack, loop: str) -> None:
     assert answer is not None
     assert answer.status_code == 200
     log = (at_work.directory / "gateway.log").read_text()
-    assert f"a test broke the loop {loop}" in log, "no traceback in the log"
+    for loop in LOOPS:
+        assert f"a test broke the loop {loop}" in log, "no traceback in the log"
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "mailbox",
+        "settler",
+        "batches",
+        *(pytest.param(loop, marks=pytest.mark.long) for loop in OTHERS),
+    ],
+)
 def test_repeatedly_failing_loop_ends_the_process(stack: Stack, loop: str) -> None:
     with contextlib.suppress(AssertionError):
         stack.start_gateway(environment={**QUICK, "TOLLGATE_FAILPOINT": f"falter:{loop}"})
@@ -158,7 +157,11 @@ def test_up_starts_a_gateway_again_that_ended_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "word"), [("gateway", b"\0serve\0"), ("queue server", b"unixsocket")]
+    ("name", "word"),
+    [
+        pytest.param("gateway", b"\0serve\0", marks=pytest.mark.long),
+        ("queue server", b"unixsocket"),
+    ],
 )
 def test_up_restarts_a_child_that_does_not_answer(tmp_path: Path, name: str, word: bytes) -> None:
     up = Up(tmp_path / "home")
