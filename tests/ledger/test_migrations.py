@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 import pytest
 import sqlalchemy as sa
@@ -15,6 +17,7 @@ from alembic.operations import Operations
 from sqlalchemy.exc import DBAPIError
 
 import migrations
+from gateway.accounts.budgets import create_budget, list_budgets
 from gateway.ledger.holds import hold
 from gateway.ledger.reconcile import reconcile
 from gateway.sql.database import Database, UtcDateTime, migrate, open_engine, schema_is_current
@@ -91,6 +94,42 @@ def test_migration_keeps_bookings_and_turns_the_balance_into_a_lot(tmp_path: Pat
     assert (lot.account_id, lot.remaining_nanos) == (4, 900)
     assert (period.price_id, period.source) == (1, "catalog")
     database.dispose()
+
+
+WAYS_BACK: Final = (
+    "0012_lists",
+    "0013_open_requests",
+    "0022_archives",
+    "0024_organisations",
+    "0026_rewrites",
+    "0028_proofs",
+)
+"""Migrations that can be undone, besides 0019, which ``tests/sql/test_partitions.py`` undoes."""
+
+
+def test_each_migration_with_a_way_back_is_undone_and_applied_again(database: Database) -> None:
+    books = open_books(database, credit=10_000_000)
+    with database.transaction() as connection:
+        budget = create_budget(connection, books.account.id, 5, window="day")
+    steps = [importlib.import_module(f"migrations.versions.{name}") for name in WAYS_BACK]
+
+    with (
+        database.transaction() as connection,
+        Operations.context(MigrationContext.configure(connection)),
+    ):
+        for step in reversed(steps):
+            step.downgrade()
+        for step in steps:
+            step.upgrade()
+
+    with database.transaction() as connection:
+        options = {"compare_type": False}
+        if database.engine.dialect.name == "postgresql":
+            options["include_object"] = is_described
+        context = MigrationContext.configure(connection, opts=options)
+        assert compare_metadata(context, metadata) == []
+        assert list_budgets(connection, books.account.id) == [budget]
+        assert reconcile(connection, now=datetime.now(UTC)) == []
 
 
 def test_sqlite_commits_survive_a_power_failure(tmp_path: Path) -> None:
