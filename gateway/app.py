@@ -20,6 +20,7 @@ from litestar.openapi.spec import Components, SecurityScheme, Tag
 from gateway.accounts.key_uses import KeyUses
 from gateway.accounts.pepper import read_pepper
 from gateway.accounts.rates import Rates
+from gateway.accounts.refused_attempts import RefusedAttempts
 from gateway.accounts.visitors import Visitors
 from gateway.api import admin, elevenlabs, gmi, native, openai, openrouter
 from gateway.api.front import FrontPageController
@@ -146,7 +147,7 @@ def create_app(settings: Settings) -> Litestar:
                 valid_s=settings.media_url_minutes * 60,
                 base=settings.public_url or f"http://{settings.host}:{settings.port}",
             )
-            uses = KeyUses(database)
+            uses, refused = KeyUses(database), RefusedAttempts(database)
             supervisor = Supervisor(
                 failures_max=settings.loop_failures_max,
                 silence_max_s=settings.loop_silence_max_s,
@@ -199,6 +200,7 @@ def create_app(settings: Settings) -> Litestar:
                 payment_provider=payment_provider(settings),
                 eraser=Eraser(database, blobs, EventLog(redis, namespace=settings.namespace)),
                 access=Access(database, pepper=pepper, uses=uses),
+                refused=refused,
                 visitors=Visitors(settings.public_catalog_per_minute),
             )
             app.state.services = services
@@ -224,6 +226,7 @@ def create_app(settings: Settings) -> Litestar:
             supervisor.start("retention", retention.run)
             supervisor.start("batches", batches.run)
             supervisor.start("key uses", uses.run)
+            supervisor.start("refused attempts", refused.run)
             supervisor.start("notices", notices.run)
             with reload_on_hangup(live):
                 yield

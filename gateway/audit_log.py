@@ -61,6 +61,7 @@ Act: TypeAlias = Literal[
     "notice.confirm",
     "notice.unsubscribe",
     "notice.test",
+    "access.refuse",
     "set_aside.retry",
     "set_aside.release",
     "audit.expire",

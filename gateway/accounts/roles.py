@@ -71,6 +71,7 @@ ACT_AREAS: Final[Mapping[str, Area]] = {
     "account": "accounts",
     "organisation": "accounts",
     "key": "keys",
+    "access": "users",
     "user": "users",
     "member": "users",
     "credit": "credit",

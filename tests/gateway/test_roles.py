@@ -10,7 +10,7 @@ import pytest
 
 from gateway.accounts.roles import AREAS, ROLES, Role, area_of, may
 from tests.gateway.test_audit_log import CALLS, admin_routes
-from tests.stack import Caller, Stack
+from tests.stack import Caller, Stack, wait_for
 
 
 def test_every_administrative_route_declares_an_area(tmp_path: Path) -> None:
@@ -78,6 +78,29 @@ def test_a_role_reads_the_acts_of_its_areas(stack: Stack) -> None:
     refused = finance.http.get(path, params={"act": "key.create"})
     assert refused.status_code == 403
     assert refused.json()["error"]["code"] == "role_not_allowed"
+
+
+def test_refused_administrative_calls_are_recorded(stack: Stack) -> None:
+    admin = stack.caller(credit="0", scopes=("admin",))
+    auditor = stack.caller(credit="0", scopes=("admin",), role="auditor")
+    customer = stack.caller(credit="0", scopes=("inference", "read"))
+
+    for path in ("999", "998"):
+        assert auditor.http.patch(f"/v1/admin/accounts/{path}", json={}).status_code == 403
+    assert customer.http.get("/v1/admin/audit").status_code == 403
+    # Without a valid key, there is no author.
+    assert admin.http.get("/v1/admin/audit", headers={"Authorization": "x"}).status_code == 401
+
+    def refusals(caller: Caller) -> list[dict[str, int]]:
+        params = {"act": "access.refuse", "actor": caller.secret[:10]}
+        found = admin.http.get("/v1/admin/audit", params=params).json()["data"]
+        return [each["after"]["calls"] for each in found]
+
+    wait_for(lambda: bool(refusals(auditor) and refusals(customer)), "refusals")
+    assert refusals(customer) == [{"GET /v1/admin/audit": 1}]
+    # The second call is in the same event, or in the one of the next minute.
+    assert [set(calls) for calls in refusals(auditor)] == [{"PATCH /v1/admin/accounts/{account}"}]
+    assert refusals(admin) == []
 
 
 def test_role_is_shown_with_the_key(stack: Stack) -> None:

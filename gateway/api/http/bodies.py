@@ -20,11 +20,13 @@ from pydantic import BaseModel, ValidationError
 from redis.exceptions import RedisError
 from sqlalchemy.exc import DataError, IntegrityError
 
+from gateway.accounts.keys import KeyInfo
 from gateway.api.http.answers import json_response
 from gateway.api.http.dialects import dialect_of
 from gateway.api.http.request import ApiRequest, services_of
 from gateway.checks.suggestions import nearest
 from gateway.errors import (
+    Forbidden,
     InternalError,
     InvalidRequest,
     MethodNotAllowed,
@@ -114,8 +116,22 @@ def refuse_in_batch(data: BaseModel, *names: str) -> None:
 def _render(request: AnyRequest, error: TollgateError) -> Response[Mapping[str, Any]]:
     if isinstance(error, NotFound) and error.model is not None:
         _suggest_model(request, error.model, error)
+    if isinstance(error, Forbidden):
+        _note_refusal(request, error)
     body = dialect_of(request.scope["path"]).render(error)
     return json_response(body, status=error.http_status, headers=error.headers)
+
+
+def _note_refusal(request: AnyRequest, error: Forbidden) -> None:
+    """Note for the audit log that scopes or the role of a key do not allow an administrative call,
+    which is one of administrators or of the owners of an account."""
+    key: KeyInfo | None = request.scope["state"].get("key")
+    if key is None or error.code not in ("missing_scope", "role_not_allowed"):
+        return
+    opt = request.scope["route_handler"].opt
+    if opt.get("scope") == "admin" or opt.get("least") == "owner" or "admin" in key.scopes:
+        call = f"{request.scope['method']} {request.scope['path_template']}"
+        services_of(request).refused.note(key, call)
 
 
 def _suggest_model(request: AnyRequest, name: str, error: NotFound) -> None:

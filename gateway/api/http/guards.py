@@ -58,6 +58,7 @@ async def require_key(
         return
     secret = _secret(connection)
     key = await services.access.key(secret, remembered=bool(handler.opt.get("holds")))
+    connection.scope["state"]["key"] = key
     if scope not in key.scopes:
         raise Forbidden(
             "missing_scope",

@@ -11,6 +11,7 @@ from litestar.datastructures import FormMultiDict, UploadFile
 
 from gateway.accounts.keys import KeyInfo
 from gateway.accounts.rates import Rates
+from gateway.accounts.refused_attempts import RefusedAttempts
 from gateway.accounts.visitors import Visitors
 from gateway.api.http.access import Access
 from gateway.api.http.large_bodies import Bodies
@@ -61,6 +62,7 @@ class Services:
     payment_provider: PaymentProvider | None
     eraser: Eraser
     access: Access
+    refused: RefusedAttempts
     visitors: Visitors
 
 
