@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from sqlalchemy import JSON, Connection, column, insert, select, update
@@ -25,6 +25,9 @@ from gateway.tables.workflows import receipt_steps
 
 Stored = Mapping[str, Any]
 """A row as it is in a file."""
+
+_PART: Final = 1000
+"""Rows that are looked for by one query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +75,11 @@ def bring_back(connection: Connection, rows: Rows) -> None:
 
 
 def as_read(row: Stored, table: Any) -> dict[str, Any]:
-    """Return a row as SQLAlchemy would read it: with moments and decoded JSON."""
+    """Return a row, or some of its columns, as SQLAlchemy would: with moments and decoded JSON."""
     read = dict(row)
     for each in table.c:
+        if each.name not in row:
+            continue
         if isinstance(each.type, JSON):
             read[each.name] = _decoded(row[each.name])
         elif each.name.endswith("_at"):
@@ -86,8 +91,8 @@ def _missing(
     connection: Connection, table: Any, key: str, rows: Sequence[Stored]
 ) -> Sequence[Stored]:
     known: set[Any] = set()
-    if rows:
-        ids = [row[key] for row in rows]
+    for start in range(0, len(rows), _PART):
+        ids = [row[key] for row in rows[start : start + _PART]]
         known.update(
             connection.execute(select(table.c[key]).where(table.c[key].in_(ids))).scalars()
         )

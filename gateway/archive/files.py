@@ -176,9 +176,7 @@ def read_verified(blobs: Blobs, file: ArchiveFile) -> bytes:
         if hashlib.sha256(data).hexdigest() == file.sha256:
             return data
         problem = "is damaged: it does not have the SHA-256 of the manifest"
-    raise Unavailable(
-        "archive_unavailable", f"The file {file.key} of the archive {problem}.", should_retry=False
-    )
+    raise _unavailable(file, problem)
 
 
 def open_groups(data: bytes, name: Name) -> list[pa.Table]:
@@ -193,16 +191,51 @@ def rows_with(blobs: Blobs, manifest: Manifest, name: Name, value: str) -> list[
     """Read the rows of a request from the row groups that can have it. Blocks."""
     rows: list[dict[str, Any]] = []
     for file in manifest.of(name):
-        if not str(file.first) <= value <= str(file.last):
-            continue
+        if str(file.first) <= value <= str(file.last):
+            for page in read_groups(blobs, file, "request_id", [(value, value)]):
+                rows += matching(page, "request_id", [value])
+    return rows
+
+
+def read_groups(
+    blobs: Blobs,
+    file: ArchiveFile,
+    column: str,
+    ranges: Sequence[tuple[Any, Any]],
+    columns: Sequence[str] | None = None,
+) -> Iterator[pa.Table]:
+    """Yield the row groups of a file that can have values of a column in one of the ranges, whose
+    ends are included.
+
+    Only these row groups are transferred, so the digest of the file is not compared: use it for
+    what is displayed. Blocks; raise ``Unavailable`` like ``read_pages``.
+    """
+    schema = schema_of(file.table)
+    place = schema.get_field_index(column)
+    if columns is not None:
+        schema = pa.schema([schema.field(each) for each in columns])
+    try:
         with blobs.open(file.key) as source:
             found = pyarrow.parquet.ParquetFile(source, page_checksum_verification=True)
             for group in range(found.num_row_groups):
-                range_ = found.metadata.row_group(group).column(0).statistics
-                if range_.min <= value <= range_.max:
-                    page = _completed(found.read_row_group(group), schema_of(name))
-                    rows += matching(page, "request_id", [value])
-    return rows
+                known = found.metadata.row_group(group).column(place).statistics
+                if known.has_min_max and any(
+                    known.min <= last and first <= known.max for first, last in ranges
+                ):
+                    page = found.read_row_group(group, columns=columns)
+                    yield _completed(page, schema).cast(schema)
+    except BlobMissing as error:
+        raise _unavailable(file, "is missing") from error
+    except BlobError as error:
+        raise _unavailable(file, "cannot be read") from error
+    except (OSError, pa.ArrowException) as error:
+        raise _unavailable(file, "is damaged: its pages do not have their checksums") from error
+
+
+def _unavailable(file: ArchiveFile, problem: str) -> Unavailable:
+    return Unavailable(
+        "archive_unavailable", f"The file {file.key} of the archive {problem}.", should_retry=False
+    )
 
 
 def _completed(page: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,28 +58,35 @@ async def find_removed(database: Database, blobs: Blobs, request_id: str) -> Row
         return archives_with(connection, request_id)
 
     for archive in await database.read(look):
-        manifest = archive.manifest
-        assert manifest is not None
-        own = await _matching(blobs, manifest, "receipts", "request_id", [request_id])
-        if not own:
-            continue
-        charge = own[0]["transfer_id"]
-        if charge is None:
-            return Rows(archive.month, receipts=own)
-        of_charge = await _matching(blobs, manifest, "receipts", "transfer_id", [charge])
-        ids = [row["request_id"] for row in of_charge]
-        charges = await _matching(blobs, manifest, "transfers", "id", [charge])
-        if not charges or charges[0]["amount_nanos"] != sum(
-            row["charge_nanos"] for row in of_charge
-        ):
-            raise ArchiveDamaged(f"the charge {charge} is not the sum of its archived receipts")
-        return Rows(
-            archive.month,
-            charges,
-            of_charge,
-            await _matching(blobs, manifest, "receipt_steps", "request_id", ids),
-        )
+        found = await rows_of(blobs, archive, [request_id])
+        if found.receipts:
+            return found
     return None
+
+
+async def rows_of(blobs: Blobs, archive: Archive, request_ids: Sequence[str]) -> Rows:
+    """Return the receipts of requests and what belongs to their charges; empty if it has none.
+
+    The files are read whole and compared with their digests.
+    """
+    manifest = archive.manifest
+    assert manifest is not None
+    own = await _matching(blobs, manifest, "receipts", "request_id", request_ids)
+    ids = sorted({row["transfer_id"] for row in own if row["transfer_id"] is not None})
+    if not ids:
+        return Rows(archive.month, receipts=own)
+    charged = await _matching(blobs, manifest, "receipts", "transfer_id", ids)
+    charges = await _matching(blobs, manifest, "transfers", "id", ids)
+    sums: Counter[int] = Counter()
+    for row in charged:
+        sums[row["transfer_id"]] += row["charge_nanos"]
+    if sums != {row["id"]: row["amount_nanos"] for row in charges}:
+        raise ArchiveDamaged(f"the charges {ids} are not the sums of their archived receipts")
+    closed = [*charged, *(row for row in own if row["transfer_id"] is None)]
+    steps = await _matching(
+        blobs, manifest, "receipt_steps", "request_id", [row["request_id"] for row in closed]
+    )
+    return Rows(archive.month, charges, closed, steps)
 
 
 async def _matching(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, RowMapping, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, or_, select
 
 from gateway.archive.manifest import Manifest
 from gateway.checks.months import month_of
@@ -16,6 +16,7 @@ from gateway.errors import Gone, Unavailable
 from gateway.ids import first_request_id
 from gateway.ledger.periods import MonthSpan, span_of
 from gateway.tables.archives import archives
+from gateway.tables.core import receipts
 
 REMOVED: Final = ("removing", "removed", "restoring")
 """States in which receipts of the month can be missing in the database."""
@@ -68,24 +69,31 @@ def archived_months(
     connection: Connection,
     *,
     booked: tuple[datetime, datetime] | None = None,
-    accepted: tuple[datetime | None, datetime | None] | None = None,
+    accepted: tuple[datetime | None, datetime | None] = (None, None),
 ) -> list[str]:
     """List the archived months in which something of a span was booked, or accepted."""
     found = []
-    for archive in list_archives(connection):
-        if archive.state not in REMOVED or archive.first_id is None or archive.last_id is None:
-            continue
+    for archive in accepted_archives(connection, *accepted):
         starts_at, ends_at = archive.span
-        if booked is not None and (booked[0] >= ends_at or booked[1] <= starts_at):
-            continue
-        if accepted is not None:
-            first, last = accepted
-            if first is not None and archive.last_id < first_request_id(first):
-                continue
-            if last is not None and archive.first_id >= first_request_id(last):
-                continue
-        found.append(archive.month)
+        if booked is None or (booked[0] < ends_at and booked[1] > starts_at):
+            found.append(archive.month)
     return found
+
+
+def accepted_archives(
+    connection: Connection, starts_at: datetime | None, ends_at: datetime | None
+) -> list[Archive]:
+    """List the archives that can have requests accepted in a span."""
+    conditions: list[ColumnElement[bool]] = [
+        archives.c.state.in_(REMOVED),
+        archives.c.first_id.is_not(None),
+    ]
+    if starts_at is not None:
+        conditions.append(archives.c.last_id >= first_request_id(starts_at))
+    if ends_at is not None:
+        conditions.append(archives.c.first_id < first_request_id(ends_at))
+    query = select(archives).where(*conditions).order_by(archives.c.month)
+    return [_read(row) for row in connection.execute(query).mappings()]
 
 
 def removed_archives(
@@ -96,6 +104,13 @@ def removed_archives(
     return tuple(_read(row) for row in connection.execute(query).mappings())
 
 
+def settled_outside(known: Iterable[Archive]) -> list[ColumnElement[bool]]:
+    """Return SQL conditions for receipts that were not settled in the months of some archives."""
+    moment = receipts.c.settled_at
+    spans = (archive.span for archive in known)
+    return [or_(moment < starts_at, moment >= ends_at) for starts_at, ends_at in spans]
+
+
 def check_unchanged(
     connection: Connection, booked: tuple[datetime, datetime], known: Sequence[Archive]
 ) -> None:
@@ -104,10 +119,14 @@ def check_unchanged(
     query = select(archives.c.month, archives.c.nonce).where(*_removed_within(booked))
     found = {(row.month, row.nonce) for row in connection.execute(query)}
     if found != {(archive.month, archive.nonce) for archive in known}:
-        raise Unavailable(
-            "archive_unavailable",
-            "A month of the span was archived or restored meanwhile; send the request again.",
-        )
+        raise archive_changed()
+
+
+def archive_changed() -> Unavailable:
+    return Unavailable(
+        "archive_unavailable",
+        "A month of the span was archived or restored meanwhile; send the request again.",
+    )
 
 
 def _removed_within(booked: tuple[datetime, datetime]) -> list[ColumnElement[bool]]:

@@ -6,17 +6,19 @@ refunds. It is planned first, and then books one transfer per receipt, once per 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Final
 
 from sqlalchemy import Connection, select
 
 from gateway.accounts.locks import lock_accounts, lock_organisations
-from gateway.archive.marks import archived_months, refuse_archived
+from gateway.archive.bring_back import Rows
+from gateway.archive.marks import Archive, accepted_archives, archive_changed, refuse_archived
+from gateway.billing.charged import ChargedRequest, read_charged, stored_charged
 from gateway.checks.entered import REFERENCE_MAX, check_text
-from gateway.ledger.closed import UNITS
-from gateway.ledger.discounts import class_price, read_discounts
+from gateway.ledger.discounts import Discounts, class_price, read_discounts
 from gateway.ledger.periods import booking_time
 from gateway.ledger.refunds import NotRefundable, refund
 from gateway.ledger.transfers import TransferConflict
@@ -24,7 +26,9 @@ from gateway.pricing import Price, UnpricedUsage, charge
 from gateway.sql.database import exact_sum
 from gateway.tables.core import receipts, refunds
 from gateway.tables.settlement_time import settled_within
-from workers.contract.jobs import Usage
+
+_PART: Final = 1000
+"""Requests whose refunds are read by one query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,15 @@ class Correction:
         return self.paid_nanos - self.due_nanos
 
 
+@dataclass(frozen=True, slots=True)
+class ArchivedCorrections:
+    """What was charged too much in archived months, and the rows to bring back to refund it."""
+
+    archives: Sequence[Archive]
+    overpaid: Sequence[Correction]
+    rows: Sequence[Rows]
+
+
 def plan(
     connection: Connection,
     model: str,
@@ -49,13 +62,32 @@ def plan(
     starts_at: datetime,
     ends_at: datetime,
     account_id: int | None = None,
+    archived: ArchivedCorrections | None = None,
 ) -> list[Correction]:
     """Find requests accepted in a span that were charged more than the right price.
 
-    Raise ``Gone`` if receipts of the span are archived.
+    ``archived``: what was found in archives. Raise ``Gone`` without it if receipts of the span are
+    archived, ``Unavailable`` if a month was archived or restored since.
     """
-    refuse_archived(archived_months(connection, accepted=(starts_at, ends_at)), "a correction")
-    return list(_overpaid(connection, model, price, starts_at, ends_at, account_id))
+    archives = accepted_archives(connection, starts_at, ends_at)
+    if archived is None:
+        refuse_archived([archive.month for archive in archives], "a correction")
+    elif [each.nonce for each in archives] != [each.nonce for each in archived.archives]:
+        raise archive_changed()
+    conditions = [
+        receipts.c.model == model,
+        receipts.c.accepted_at >= starts_at,
+        receipts.c.accepted_at < ends_at,
+        # What was accepted in the span was settled since: older months are not read.
+        *settled_within(connection, starts_at),
+    ]
+    if account_id is not None:
+        conditions.append(receipts.c.account_id == account_id)
+    rows = connection.execute(stored_charged(archives, *conditions)).mappings()
+    found = list(overpaid(map(read_charged, rows), price, read_discounts(connection)))
+    if archived is not None:
+        found += archived.overpaid
+    return sorted(_less_refunds(connection, found), key=lambda each: each.request_id)
 
 
 def post(
@@ -93,50 +125,32 @@ def post(
     return booked
 
 
-def _overpaid(
-    connection: Connection,
-    model: str,
-    price: Price,
-    starts_at: datetime,
-    ends_at: datetime,
-    account_id: int | None,
+def overpaid(
+    requests: Iterable[ChargedRequest], price: Price, discounts: Discounts
 ) -> Iterator[Correction]:
-    given = (
-        select(exact_sum(refunds.c.amount_nanos))
-        .where(refunds.c.request_id == receipts.c.request_id)
-        .scalar_subquery()
-    )
-    discounts = read_discounts(connection)
-    query = (
-        select(
-            receipts.c.request_id,
-            receipts.c.account_id,
-            receipts.c.service_class,
-            receipts.c.accepted_at,
-            receipts.c.charge_nanos - given,
-            receipts.c.attributes,
-            *(receipts.c[unit] for unit in UNITS),
-        )
-        .where(
-            receipts.c.model == model,
-            receipts.c.outcome == "charged",
-            receipts.c.accepted_at >= starts_at,
-            receipts.c.accepted_at < ends_at,
-            # What was accepted in the span was settled since: older months are not read.
-            *settled_within(connection, starts_at),
-        )
-        .order_by(receipts.c.request_id)
-    )
-    if account_id is not None:
-        query = query.where(receipts.c.account_id == account_id)
-    for row in connection.execute(query):
-        request_id, owner, service_class, accepted_at, paid, attributes, *quantities = row
-        usage = Usage(**dict(zip(UNITS, quantities, strict=True)), attributes=attributes or {})
+    """Yield the requests whose charge exceeds what they cost at a price."""
+    for each in requests:
         # A batch was charged the discounted price; it is due the discounted right price.
-        right = class_price(price, service_class, discounts, model, accepted_at) or price
+        right = class_price(price, each.service_class, discounts, each.model, each.accepted_at)
         try:
-            due = charge(right, usage).total_nanos
+            due = charge(right or price, each.usage).total_nanos
         except UnpricedUsage as error:
-            raise ValueError(f"this price does not cover {request_id}: {error}") from None
-        if due < paid:
-            yield Correction(request_id, owner, paid, due)
+            raise ValueError(f"this price does not cover {each.request_id}: {error}") from None
+        if due < each.charge_nanos:
+            yield Correction(each.request_id, each.account_id, each.charge_nanos, due)
+
+
+def _less_refunds(connection: Connection, found: Sequence[Correction]) -> Iterator[Correction]:
+    """Subtract what was refunded; yield what is still paid beyond the right price."""
+    for start in range(0, len(found), _PART):
+        some = found[start : start + _PART]
+        query = (
+            select(refunds.c.request_id, exact_sum(refunds.c.amount_nanos))
+            .where(refunds.c.request_id.in_([each.request_id for each in some]))
+            .group_by(refunds.c.request_id)
+        )
+        given: dict[str, int] = dict(connection.execute(query).all())
+        for each in some:
+            paid = each.paid_nanos - given.get(each.request_id, 0)
+            if each.due_nanos < paid:
+                yield replace(each, paid_nanos=paid)

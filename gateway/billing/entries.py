@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, func, literal_column, select
 
-from gateway.errors import Gone
+from gateway.archive.marks import REMOVED, Archive, list_archives
 from gateway.tables.archives import archived_charges
 from gateway.tables.core import receipts, refunds, transfers
 
@@ -71,12 +72,28 @@ def entries(
     return found[:limit]
 
 
+@dataclass(frozen=True, slots=True)
+class ArchivedEntry:
+    """An entry whose requests are in archives: a run of charges, or a charge by its own id.
+
+    Charges with ids in ``returned`` are entries of their own again.
+    """
+
+    id: int
+    account_id: int
+    archives: Sequence[Archive]
+    entry: LedgerEntry | None = None
+    first_version: int = 0
+    last_version: int = 0
+    returned: frozenset[int] = frozenset()
+
+
 def find_entry(
     connection: Connection, account_id: int, id: int
-) -> tuple[LedgerEntry, list[ChargedEntry]]:
-    """Find a transfer and, of a charge, its requests.
+) -> tuple[LedgerEntry, list[ChargedEntry]] | ArchivedEntry:
+    """Find a transfer and, of a charge, its requests; or where archives have them.
 
-    Raise ``LookupError`` if it is unknown, ``Gone`` if it stands for archived charges.
+    Raise ``LookupError`` if it is unknown.
     """
     for side in (transfers.c.from_account, transfers.c.to_account):
         row = connection.execute(_entries().where(transfers.c.id == id, side == account_id)).first()
@@ -90,14 +107,36 @@ def find_entry(
             return _entry(row, side is transfers.c.to_account), [
                 ChargedEntry(*each) for each in rows
             ]
+    found = [each for each in list_archives(connection) if _has_charge(each, id)]
+    if not found:
+        raise LookupError(f"unknown entry {id}")
     carried = archived_charges.c
-    archived = select(carried.month).where(
-        carried.account_id == account_id, carried.transfer_id == id
+    row = connection.execute(
+        select(archived_charges).where(carried.account_id == account_id, carried.transfer_id == id)
+    ).first()
+    if row is None:
+        return ArchivedEntry(id, account_id, found)
+    returned = select(transfers.c.id).where(
+        transfers.c.from_account == account_id,
+        transfers.c.account_version >= row.first_version,
+        transfers.c.account_version <= row.last_version,
     )
-    month = connection.execute(archived).scalar()
-    if month is not None:
-        raise Gone("archived", f"The charges of {month} are archived; their export lists them.")
-    raise LookupError(f"unknown entry {id}")
+    return ArchivedEntry(
+        id,
+        account_id,
+        [each for each in found if each.month == row.month],
+        _run(row),
+        row.first_version,
+        row.last_version,
+        frozenset(connection.execute(returned).scalars()),
+    )
+
+
+def _has_charge(archive: Archive, id: int) -> bool:
+    """Whether the files of an archive can have a charge that is not in the database."""
+    if archive.manifest is None or archive.state not in REMOVED:
+        return False
+    return any(int(file.first) <= id <= int(file.last) for file in archive.manifest.of("transfers"))
 
 
 def _archived(
@@ -111,20 +150,21 @@ def _archived(
     if below is not None:
         query = query.where(carried.transfer_id < below)
     rows = connection.execute(query.order_by(carried.transfer_id.desc()).limit(limit))
-    return [
-        LedgerEntry(
-            id=row.transfer_id,
-            kind="charge",
-            amount_nanos=row.returned_nanos - row.amount_nanos,
-            balance_nanos=row.posted_after,
-            actor="archive",
-            reason=f"archived charges of {row.month}",
-            booked_at=row.booked_at,
-            requests=row.requests,
-            request_id=None,
-        )
-        for row in rows
-    ]
+    return [_run(row) for row in rows]
+
+
+def _run(row: Any) -> LedgerEntry:
+    return LedgerEntry(
+        id=row.transfer_id,
+        kind="charge",
+        amount_nanos=row.returned_nanos - row.amount_nanos,
+        balance_nanos=row.posted_after,
+        actor="archive",
+        reason=f"archived charges of {row.month}",
+        booked_at=row.booked_at,
+        requests=row.requests,
+        request_id=None,
+    )
 
 
 def _entries() -> Any:

@@ -148,6 +148,20 @@ def credit_correct(
     if model not in prices:
         refuse(f"{file} has no price of {model!r}")
     span = read_span(first, last, "UTC", now=datetime.now(UTC))
+    settings = read_settings()
+    with open_database(settings) as database:
+        archived = asyncio.run(
+            operations.archived_corrections(
+                database,
+                Blobs(settings.blobs),
+                model,
+                prices[model],
+                starts_at=span.starts_at,
+                ends_at=span.ends_at,
+                account=entered["account"],
+                dry_run=not post,
+            )
+        )
     made = perform(
         operations.correct,
         model,
@@ -155,6 +169,7 @@ def credit_correct(
         starts_at=span.starts_at,
         ends_at=span.ends_at,
         dry_run=not post,
+        archived=archived,
         **entered,
     )
     if as_json:

@@ -33,6 +33,7 @@ from gateway.operations import prices
 from gateway.operations.accounts import owner_id
 from gateway.operations.prices import PriceBody, PriceCancelBody, PriceView
 from gateway.pricing import format_usd
+from workers.contract.blobs import Blobs
 
 account_option = click.option(
     "--account", help="Account with its own price.  [default: list price]"
@@ -163,6 +164,7 @@ def whatif_command(
             starts_at=span.starts_at,
             ends_at=span.ends_at,
             account_id=owner_id(connection, account),
+            blobs=Blobs(read_settings().blobs),
         )
     whole = RepricedUsage("total")
     for each in found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,8 +17,17 @@ from gateway.accounts.accounts import find_account
 from gateway.billing.entries import LedgerEntry, entries
 from gateway.billing.exports.footer import Footer, Format, Profile, encode_footer
 from gateway.billing.reconciliation import prove_here, run_reconciliation
+from gateway.billing.usage.archived import add_archived
 from gateway.billing.usage.margins import margin_sums
-from gateway.billing.usage.report import Filters, Group, read_dimensions, read_span, total, usage
+from gateway.billing.usage.report import (
+    Filters,
+    Group,
+    UsageSums,
+    read_dimensions,
+    read_span,
+    stored_usage,
+    total,
+)
 from gateway.commands.terminal import (
     actor_option,
     audit_reason_option,
@@ -86,11 +96,14 @@ def usage_command(
 ) -> None:
     """Sum usage and cost, of one account or organisation, or of all."""
     by = read_dimensions(group_by, accounts=account_name is None)
-    with snapshot() as connection:
+
+    def read(connection: Connection) -> UsageSums:
         owner = find_owners(connection, account_name, organisation)
         span = read_span(first, last, tz or owner.zone, now=datetime.now(UTC))
         filters = Filters(account_ids=owner.account_ids, models=(model,) if model else None)
-        groups = usage(connection, span, by, filters)
+        return stored_usage(connection, span, by, filters)
+
+    groups = _usage(read)
     whole = total(groups)
     whole.labels = {name: "total" if name == by[0] else "" for name in by}
     print_rows([*groups, whole], _usage_row, as_json)
@@ -113,9 +126,12 @@ def margin_command(
 ) -> None:
     """Sum what requests earned and what they cost, by model, device, day or account."""
     by = read_dimensions(group_by, accounts=True, margins=True)
-    with snapshot() as connection:
+
+    def read(connection: Connection) -> UsageSums:
         span = read_span(first, last, tz, now=datetime.now(UTC))
-        groups = usage(connection, span, by, Filters(models=(model,) if model else None))
+        return stored_usage(connection, span, by, Filters(models=(model,) if model else None))
+
+    groups = _usage(read)
     whole = total(groups)
     whole.labels = {name: "total" if name == by[0] else "" for name in by}
     print_rows([*groups, whole], lambda group: {**group.labels, **margin_sums(group)}, as_json)
@@ -227,6 +243,16 @@ def reconcile_command(whole: bool, rebuild_sums: bool, as_json: bool) -> None:
             click.echo("the ledger is consistent")
     if findings or differing:
         raise SystemExit(1)
+
+
+def _usage(read: Callable[[Connection], UsageSums]) -> list[Group]:
+    """Return the groups of a report, archived months included."""
+    settings = read_settings()
+    with open_database(settings) as database:
+        with database.snapshot() as connection:
+            report = read(connection)
+        asyncio.run(add_archived(report, database, Blobs(settings.blobs)))
+    return report.groups
 
 
 def _usage_row(group: Group) -> dict[str, Any]:

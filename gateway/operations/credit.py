@@ -6,20 +6,25 @@ whatever its size.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypedDict
+from functools import partial
+from typing import Annotated, Any, Final, Literal, TypedDict
 
 from pydantic import Field
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from gateway.archive.bring_back import Rows, bring_back
+from gateway.archive.marks import Archive, accepted_archives
 from gateway.audit_log import Act, Author, record
-from gateway.billing.corrections import plan, post
+from gateway.billing.charged import COLUMNS, archived_charged
+from gateway.billing.corrections import ArchivedCorrections, Correction, overpaid, plan, post
 from gateway.checks.entered import BALANCE_MAX_NANOS, REFERENCE_MAX, check_amount, check_text
 from gateway.checks.moments import timestamp
-from gateway.errors import Unavailable
+from gateway.errors import Gone, Unavailable
+from gateway.ledger.discounts import Discounts, read_discounts
 from gateway.ledger.refunds import charged_account
 from gateway.ledger.refunds import refund as refund_charge
 from gateway.ledger.transfers import Transfer, add_credit, chargeback, owed
@@ -28,7 +33,11 @@ from gateway.operations.bodies import Body, Moment, Name, Reason, Reference, Usd
 from gateway.operations.refusals import refusals
 from gateway.pricing import Price, format_usd
 from gateway.sql.database import Database
+from gateway.tables.core import receipts
 from workers.contract.blobs import BlobError, Blobs
+
+BROUGHT_BACK_MAX: Final = 1000
+"""Maximum number of archived receipts of a month that a correction returns to the database."""
 
 
 class CreditBody(Body):
@@ -195,14 +204,26 @@ def correct(
     reference: str,
     reason: str,
     dry_run: bool,
+    archived: ArchivedCorrections | None = None,
 ) -> CorrectionsView:
-    """Refund what requests accepted in a span paid beyond the right price, once per reference."""
+    """Refund what requests accepted in a span paid beyond the right price, once per reference.
+
+    ``archived``: what ``archived_corrections`` found.
+    """
     account_id = owner_id(connection, account)
     found = plan(
-        connection, model, price, starts_at=starts_at, ends_at=ends_at, account_id=account_id
+        connection,
+        model,
+        price,
+        starts_at=starts_at,
+        ends_at=ends_at,
+        account_id=account_id,
+        archived=archived,
     )
     booked = 0
     if not dry_run:
+        for rows in archived.rows if archived is not None else ():
+            bring_back(connection, rows)
         booked = post(connection, found, reference=reference, actor=author.name, reason=reason)
         record(
             connection,
@@ -254,6 +275,86 @@ async def archived_charge(database: Database, blobs: Blobs, request_id: str) -> 
             "archive_unavailable",
             f"The receipt of {request_id} is archived, and the archive cannot be read: {error}.",
         ) from None
+
+
+async def archived_corrections(
+    database: Database,
+    blobs: Blobs,
+    model: str,
+    price: Price,
+    *,
+    starts_at: datetime,
+    ends_at: datetime,
+    account: str | None,
+    dry_run: bool,
+) -> ArchivedCorrections | None:
+    """Read from archives what ``correct`` corrects; None if no month of the span is archived.
+
+    Raise ``Unavailable`` if an archive cannot be read, ``Gone`` if more receipts than
+    ``BROUGHT_BACK_MAX`` have to return to the database.
+    """
+
+    def read(connection: Connection) -> tuple[list[Archive], Discounts, int | None]:
+        archives = accepted_archives(connection, starts_at, ends_at)
+        return archives, read_discounts(connection), owner_id(connection, account)
+
+    with refusals():
+        archives, discounts, account_id = await database.read(read)
+        if not archives:
+            return None
+        # Imported late: it takes a while, and a gateway should start quickly.
+        from gateway.archive.files import ArchiveDamaged, read_pages
+        from gateway.archive.lookup import rows_of
+
+        def overpaid_in(archive: Archive) -> list[Correction]:
+            assert archive.manifest is not None
+            columns = (*COLUMNS, "outcome")
+            return [
+                correction
+                for page in read_pages(blobs, archive.manifest, "receipts", columns)
+                for correction in overpaid(
+                    archived_charged(
+                        page, "accepted_at", starts_at, ends_at,
+                        model=model, account_id=account_id,
+                    ),
+                    price,
+                    discounts,
+                )
+            ]  # fmt: skip
+
+        found, rows = list[Correction](), list[Rows]()
+        for archive in archives:
+            of_month = await asyncio.to_thread(overpaid_in, archive)
+            found += of_month
+            if dry_run or not of_month:
+                continue
+            missing = await database.slow(partial(_missing, of_month))
+            if len(missing) > BROUGHT_BACK_MAX:
+                raise Gone(
+                    "archived",
+                    f"{len(missing)} receipts of {archive.month} are to be corrected and are "
+                    f"archived; at most {BROUGHT_BACK_MAX} return to the database one by one. "
+                    "Ask the operator to restore the month.",
+                )
+            try:
+                rows.append(await rows_of(blobs, archive, missing))
+            except (BlobError, ArchiveDamaged) as error:
+                raise Unavailable(
+                    "archive_unavailable",
+                    f"The archive of {archive.month} cannot be read: {error}.",
+                ) from None
+        return ArchivedCorrections(archives, found, rows)
+
+
+def _missing(found: Sequence[Correction], connection: Connection) -> list[str]:
+    """Return the requests without a receipt in the database."""
+    missing: list[str] = []
+    for start in range(0, len(found), BROUGHT_BACK_MAX):
+        ids = [each.request_id for each in found[start : start + BROUGHT_BACK_MAX]]
+        query = select(receipts.c.request_id).where(receipts.c.request_id.in_(ids))
+        known = set(connection.execute(query).scalars())
+        missing += [id for id in ids if id not in known]
+    return missing
 
 
 def new_reference() -> str:

@@ -37,7 +37,7 @@ from gateway.sql.outages import QUEUE_OUTAGE
 from gateway.tables.core import holds, outputs, receipts
 from gateway.tasks.submission import OpenRequest
 from gateway.workflows.store import attempts_at
-from workers.contract.blobs import BlobError, Blobs
+from workers.contract.blobs import Blobs
 from workers.contract.jobs import Progress, RequestId, SentEvent
 from workers.contract.queue import JobState, states
 from workers.contract.streams import EventLog
@@ -236,7 +236,7 @@ class Lookup:
 
             try:
                 archived = await find_archived(self._blobs, found, request_id)
-            except BlobError:
+            except Unavailable:
                 raise Unavailable(
                     "archive_unavailable",
                     f"The receipt of {request_id} is archived, and the archive cannot be read.",

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import importlib.resources
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -225,8 +225,14 @@ class Database:
 
     async def long_report(self, function: Callable[[Connection], T], *, account_id: int) -> T:
         """Read a report that can take minutes: one per account at a time, and few in total."""
-        async with self._long_report_limiter.acquire(account_id), self._long:
+        async with self.long_reports(account_id):
             return await self.slow(function)
+
+    @contextlib.asynccontextmanager
+    async def long_reports(self, account_id: int | None) -> AsyncIterator[None]:
+        """Wait until a report that can take minutes may run; None waits for all accounts only."""
+        async with self._long_report_limiter.acquire(account_id), self._long:
+            yield
 
     async def slow(self, function: Callable[[Connection], T]) -> T:
         """Run a read-only function that can take minutes, on one snapshot: exports, proofs."""

@@ -1,4 +1,4 @@
-"""What is still answered about an archived month, and what is refused."""
+"""What is answered about an archived month, and what is refused."""
 
 from __future__ import annotations
 
@@ -6,34 +6,46 @@ import asyncio
 import functools
 import shutil
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
+from pyarrow.parquet import ParquetFile
 
-from gateway.archive.files import read_pages
+from gateway.archive.files import read_pages, schema_of
 from gateway.archive.marks import list_archives
 from gateway.audit_log import Author
-from gateway.billing.corrections import plan
-from gateway.billing.entries import entries, find_entry
+from gateway.billing.archived_entries import read_archived_entry
+from gateway.billing.corrections import ArchivedCorrections, plan
+from gateway.billing.entries import (
+    ArchivedEntry,
+    ChargedEntry,
+    LedgerEntry,
+    entries,
+    find_entry,
+)
 from gateway.billing.exports import native, pages
 from gateway.billing.exports.archived import ArchivedReceipts, Steps
 from gateway.billing.exports.files import export
 from gateway.billing.exports.footer import Footer
-from gateway.billing.usage.report import Filters, Span, usage
-from gateway.billing.usage.whatif import whatif
+from gateway.billing.usage.archived import add_archived
+from gateway.billing.usage.report import Filters, Group, Span, stored_usage, usage
+from gateway.billing.usage.whatif import RepricedUsage, whatif
 from gateway.errors import Conflict, Gone, InvalidRequest, NotFound, Unavailable
 from gateway.ledger.receipts import Receipt
 from gateway.ledger.steps import read_steps
 from gateway.operations import credit
-from gateway.operations.credit import RefundBody, TransferView
+from gateway.operations.credit import CorrectionsView, RefundBody, TransferView
 from gateway.operations.periods import rebuild_rollups
+from gateway.pricing import Component, Price
 from gateway.requests.lookup import Lookup, RequestFilter
 from gateway.retention.erasure import Target, check_target
 from tests.archive.months import APRIL, AUTHOR, LATE, MARCH, MONTH, Month
 from tests.archive.test_archive import Killed, kill_at
 from tests.ledger.books import PRICE
+
+UTC: Final = ZoneInfo("UTC")
 
 
 def receipt(month: Month, request_id: str, account_id: int | None = None) -> Receipt:
@@ -201,29 +213,203 @@ def test_usage_and_ledger_agree_with_what_they_were(march: Month) -> None:
         archived = [each for each in listed if each.actor == "archive"]
         assert archived
         assert archived[0].reason == f"archived charges of {MONTH}"
-        with pytest.raises(Gone, match="archived"):
-            find_entry(connection, march.books.account.id, archived[0].id)
 
 
-def test_reports_that_need_archived_receipts_are_refused(march: Month) -> None:
+def reported(month: Month, span: Span, by: tuple[str, ...], filters: Filters) -> list[Group]:
+    with month.database.snapshot() as connection:
+        report = stored_usage(connection, span, by, filters)
+    asyncio.run(add_archived(report, month.database, month.blobs))
+    return report.groups
+
+
+def test_usage_in_detail_is_what_it_was(march: Month) -> None:
+    own = Filters((march.books.account.id,), (march.books.key.id,), ("m",), ("text-generation",))
+    tag = 'Ω "quoted", \n new line'
+    whole, part = Span(MARCH, APRIL, UTC), Span(LATE + timedelta(hours=1, seconds=1), APRIL, UTC)
+    asked: list[tuple[Span, tuple[str, ...], Filters]] = [
+        (part, (), Filters()),
+        (part, ("account", "key", "model", "task", "hour"), Filters()),
+        (Span(LATE, APRIL + timedelta(hours=3), UTC), ("minute",), own),
+        (Span(MARCH, APRIL, ZoneInfo("Asia/Kathmandu")), ("day", "account"), Filters()),
+        (whole, ("tag:tag", "tag:none"), Filters()),
+        (whole, ("month",), Filters(tags={"tag": tag, "empty": ""})),
+        (whole, ("device", "dtype"), own),
+        (whole, ("tag:tag",), Filters(account_ids=())),
+    ]
+    before = [reported(march, *each) for each in asked]
+    assert all(before[:-1])
+    assert before[-1] == []
+
     march.archive()
-    spans = (
-        Span(LATE, APRIL, ZoneInfo("Asia/Kathmandu")),
-        Span(LATE + timedelta(minutes=1), APRIL, ZoneInfo("UTC")),
-    )
 
+    assert [reported(march, *each) for each in asked] == before
+    # Its charge and its receipts are in the database again, and in the files.
+    refund(march, march.requests[0], reference="r")
+    again = [reported(march, *each) for each in asked]
+    assert [sum(each.cost_nanos for each in groups) for groups in again] == [
+        sum(each.cost_nanos for each in groups) for groups in before
+    ]
+    with march.database.snapshot() as connection, pytest.raises(Gone, match=MONTH):
+        usage(connection, part, (), Filters())
+
+
+def test_usage_reads_only_the_row_groups_of_its_span(
+    one_march: Month, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_march.archive()
+    read: list[int] = []
+    single = ParquetFile.read_row_group
+
+    def counted(self: ParquetFile, group: int, **options: Any) -> Any:
+        read.append(group)
+        return single(self, group, **options)
+
+    monkeypatch.setattr(ParquetFile, "read_row_group", counted)
+    minute = Span(LATE + timedelta(hours=1), LATE + timedelta(hours=1, seconds=60), UTC)
+
+    (group,) = reported(one_march, minute, ("minute",), Filters())
+
+    assert group.requests == 3
+    assert len(read) == 1
+
+
+def test_usage_names_the_file_that_is_missing_or_damaged(one_march: Month) -> None:
+    made = one_march.archive()
+    assert made.manifest is not None
+    file = next(made.manifest.of("receipts"))
+    assert one_march.blobs._directory is not None
+    path = one_march.blobs._directory / file.key
+    data = bytearray(path.read_bytes())
+    booked = schema_of("receipts").get_field_index("settled_at")
+    chunk = ParquetFile(path).metadata.row_group(0).column(booked)
+
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    data[start + chunk.total_compressed_size - 1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(Unavailable, match=f"{file.key} of the archive is damaged"):
+        reported(one_march, Span(LATE, APRIL, UTC), ("minute",), Filters())
+    path.unlink()
+    with pytest.raises(Unavailable, match=f"{file.key} of the archive is missing"):
+        reported(one_march, Span(LATE, APRIL, UTC), ("minute",), Filters())
+
+
+def found_entry(month: Month, id: int) -> tuple[LedgerEntry, list[ChargedEntry]]:
+    with month.database.snapshot() as connection:
+        found = find_entry(connection, month.books.account.id, id)
+    return read_archived_entry(month.blobs, found) if isinstance(found, ArchivedEntry) else found
+
+
+def test_archived_ledger_entries_have_their_requests(march: Month) -> None:
+    owner = march.books.account.id
     with march.database.snapshot() as connection:
-        with pytest.raises(Gone, match="archived"):
-            usage(connection, spans[0], ("day",), Filters())
-        with pytest.raises(Gone, match="archived"):
-            usage(connection, spans[1], (), Filters())
-        with pytest.raises(Gone, match="archived"):
-            usage(connection, Span(LATE, APRIL, ZoneInfo("UTC")), ("tag:x",), Filters())
-        with pytest.raises(Gone, match="archived"):
-            plan(connection, "m", PRICE, starts_at=LATE, ends_at=APRIL)
-        with pytest.raises(Gone, match="archived"):
-            whatif(connection, {"m": PRICE}, starts_at=LATE, ends_at=APRIL)
-        after = APRIL + timedelta(days=1)
+        charges = entries(connection, owner, limit=100, kind="charge")
+    before = {each.id: found_entry(march, each.id) for each in charges}
+    march.archive()
+    with march.database.snapshot() as connection:
+        listed = entries(connection, owner, limit=100, kind="charge")
+    runs = [each for each in listed if each.actor == "archive"]
+    assert any(run.requests > 3 for run in runs)
+
+    found = [found_entry(march, run.id) for run in runs]
+
+    assert [entry for entry, _ in found] == runs
+    for run, (_, requests) in zip(runs, found, strict=True):
+        assert len(requests) == run.requests
+        assert sum(each.cost_nanos for each in requests) == -run.amount_nanos
+    # A charge that is part of a run is still found by its own id.
+    inside = set(before) - {each.id for each in listed}
+    assert inside
+    assert {id: found_entry(march, id) for id in inside} == {id: before[id] for id in inside}
+    with pytest.raises(LookupError, match="unknown entry"):
+        found_entry(march, max(before) + 1000)
+    with march.database.snapshot() as connection:
+        others = find_entry(connection, march.other.account.id, max(inside))
+    assert isinstance(others, ArchivedEntry)
+    with pytest.raises(LookupError, match="unknown entry"):
+        read_archived_entry(march.blobs, others)
+
+
+def test_whatif_reads_archived_months(march: Month) -> None:
+    cheap = Price((Component("input_token", 1), Component("output_token", 2)))
+
+    def ask() -> list[RepricedUsage]:
+        with march.database.snapshot() as connection:
+            return whatif(
+                connection, {"m": cheap}, starts_at=LATE + timedelta(hours=3),
+                ends_at=APRIL + timedelta(days=1), account_id=march.books.account.id,
+                blobs=march.blobs,
+            )  # fmt: skip
+
+    before = ask()
+
+    march.archive()
+
+    assert ask() == before
+    with march.database.snapshot() as connection, pytest.raises(Gone, match=MONTH):
+        whatif(connection, {"m": cheap}, starts_at=LATE, ends_at=APRIL)
+
+
+def corrected(month: Month, *, dry_run: bool, reference: str = "r") -> CorrectionsView:
+    cheap = Price((Component("input_token", 1), Component("output_token", 2)))
+    ends_at = APRIL + timedelta(days=1)
+    archived = asyncio.run(
+        credit.archived_corrections(
+            month.database, month.blobs, "m", cheap,
+            starts_at=LATE, ends_at=ends_at, account=None, dry_run=dry_run,
+        )
+    )  # fmt: skip
+    with month.database.transaction() as connection:
+        return credit.correct(
+            connection, Author("ann", "cli"), "m", cheap,
+            starts_at=LATE, ends_at=ends_at, account=None, reference=reference, reason="typo",
+            dry_run=dry_run, archived=archived,
+        )  # fmt: skip
+
+
+def test_archived_charges_are_corrected_once(march: Month) -> None:
+    before = corrected(march, dry_run=True)
+    march.archive()
+    balance = march.books.balance().posted_nanos
+
+    planned = corrected(march, dry_run=True)
+    made = corrected(march, dry_run=False)
+    again = corrected(march, dry_run=False)
+
+    assert planned == before
+    assert made["booked"] == planned["total"]
+    assert (again["requests"], again["booked"]) == (0, "0")
+    assert march.books.balance().posted_nanos > balance
+    assert march.findings() == []
+    march.archive()
+    march.restore()
+    assert march.findings() == []
+
+
+def test_many_archived_charges_are_corrected_after_restoring(
+    one_march: Month, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_march.archive()
+    with one_march.database.snapshot() as connection, pytest.raises(Gone, match="a correction"):
+        plan(connection, "m", PRICE, starts_at=LATE, ends_at=APRIL)
+    monkeypatch.setattr(credit, "BROUGHT_BACK_MAX", 2)
+
+    with pytest.raises(Gone, match="restore the month"):
+        corrected(one_march, dry_run=False)
+
+    one_march.restore()
+    assert corrected(one_march, dry_run=False)["requests"] > 2
+
+
+def test_correction_does_not_miss_a_month_that_is_archived_meanwhile(one_march: Month) -> None:
+    one_march.archive()
+    nothing = ArchivedCorrections((), (), ())
+    with (
+        one_march.database.snapshot() as connection,
+        pytest.raises(Unavailable, match="archived or restored meanwhile"),
+    ):
+        plan(connection, "m", PRICE, starts_at=LATE, ends_at=APRIL, archived=nothing)
+    after = APRIL + timedelta(days=1)
+    with one_march.database.snapshot() as connection:
         assert plan(connection, "m", PRICE, starts_at=APRIL, ends_at=after) == []
 
 

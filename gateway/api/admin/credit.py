@@ -88,8 +88,18 @@ class CreditController(Controller):
         entry = request.services.live.entry(data.model)
         if entry is None:
             raise unknown_model(data.model)
-        author = author_of(request)
+        author, services = author_of(request), request.services
         price = prices.read(entry, data.price, data.minimum)
+        archived = await credit.archived_corrections(
+            services.database,
+            services.blobs,
+            data.model,
+            price,
+            starts_at=data.starts_at,
+            ends_at=data.ends_at,
+            account=data.account,
+            dry_run=data.dry_run,
+        )
 
         def correct(connection: Connection) -> CorrectionsView:
             return credit.correct(
@@ -103,10 +113,10 @@ class CreditController(Controller):
                 reference=data.reference,
                 reason=data.reason,
                 dry_run=data.dry_run,
+                archived=archived,
             )
 
-        database = request.services.database
-        made = await database.slow_write(correct)
+        made = await services.database.slow_write(correct)
         return json_response({**made, "data": made["data"][:CORRECTIONS_MAX]})
 
 

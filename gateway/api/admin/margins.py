@@ -12,15 +12,17 @@ from sqlalchemy import Connection
 from gateway.api.http.answers import json_response
 from gateway.api.http.request import ApiRequest
 from gateway.api.native.usage import one_of
+from gateway.billing.usage.archived import add_archived
 from gateway.billing.usage.margins import MarginSumsView, margin_sums
 from gateway.billing.usage.report import (
     Filters,
     Group,
     Span,
+    UsageSums,
     read_dimensions,
     read_span,
+    stored_usage,
     total,
-    usage,
 )
 
 
@@ -74,13 +76,13 @@ class MarginsController(Controller):
         by = read_dimensions(group_by, accounts=True, margins=True)
         filters = Filters(models=one_of(model))
 
-        def read(connection: Connection) -> tuple[Span, list[Group]]:
+        def read(connection: Connection) -> tuple[Span, UsageSums]:
             span = read_span(first, last, tz, now=datetime.now(UTC))
-            return span, usage(connection, span, by, filters)
+            return span, stored_usage(connection, span, by, filters)
 
-        span, groups = await request.services.database.report(
-            read, account_id=request.key.account_id
-        )
+        services, account_id = request.services, request.key.account_id
+        span, report = await services.database.report(read, account_id=account_id)
+        await add_archived(report, services.database, services.blobs, account_id=account_id)
         return json_response(
             {
                 "object": "list",
@@ -88,8 +90,8 @@ class MarginsController(Controller):
                 "to": span.ends_at.astimezone(span.zone).isoformat(),
                 "tz": tz,
                 "group_by": list(by),
-                "data": [_view(group) for group in groups],
-                "total": _view(total(groups)),
+                "data": [_view(group) for group in report.groups],
+                "total": _view(total(report.groups)),
             }
         )
 

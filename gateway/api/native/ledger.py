@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Literal, TypedDict
 
 from litestar import Controller, Response, get
@@ -13,7 +14,13 @@ from gateway.api.http.answers import PageView, json_response, page_view
 from gateway.api.http.bodies import check_limit
 from gateway.api.http.fields import IdInPath
 from gateway.api.http.request import ApiRequest
-from gateway.billing.entries import ChargedEntry, LedgerEntry, entries, find_entry
+from gateway.billing.entries import (
+    ArchivedEntry,
+    ChargedEntry,
+    LedgerEntry,
+    entries,
+    find_entry,
+)
 from gateway.checks.decoding import read_id
 from gateway.checks.moments import timestamp
 from gateway.errors import InvalidRequest, NotFound
@@ -97,14 +104,22 @@ class LedgerController(Controller):
         account: FromQuery[str | None] = None,
     ) -> Response[LedgerEntryWithReceiptsView]:
 
-        def read(connection: Connection) -> tuple[LedgerEntry, list[ChargedEntry]]:
+        def read(
+            connection: Connection,
+        ) -> tuple[LedgerEntry, list[ChargedEntry]] | ArchivedEntry:
             owner = requested_account(request, connection, account, "ledger")
             return find_entry(connection, owner.id, entry_id)
 
+        services, account_id = request.services, request.key.account_id
         try:
-            entry, charged = await request.services.database.report(
-                read, account_id=request.key.account_id
-            )
+            found = await services.database.report(read, account_id=account_id)
+            if isinstance(found, ArchivedEntry):
+                # Imported late: it takes a while, and a gateway should start quickly.
+                from gateway.billing.archived_entries import read_archived_entry
+
+                async with services.database.long_reports(account_id):
+                    found = await asyncio.to_thread(read_archived_entry, services.blobs, found)
+            entry, charged = found
         except LookupError as error:
             raise NotFound("entry_not_found", f"{error.args[0]}.", param="entry_id") from None
         return json_response(

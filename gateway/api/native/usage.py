@@ -16,15 +16,17 @@ from gateway.api.http.access import requested_account
 from gateway.api.http.answers import json_response
 from gateway.api.http.fields import MomentInQuery, moment_in_query
 from gateway.api.http.request import ApiRequest
+from gateway.billing.usage.archived import add_archived
 from gateway.billing.usage.report import (
     TAG,
     Filters,
     Group,
     Span,
+    UsageSums,
     read_dimensions,
     read_span,
+    stored_usage,
     total,
-    usage,
 )
 from gateway.checks.moments import timestamp
 from gateway.errors import InvalidRequest
@@ -159,15 +161,15 @@ async def usage_report(
     now = datetime.now(UTC)
     moment = min(moment_in_query(as_of, "as_of") or now, now)
 
-    def read(connection: Connection) -> tuple[Span, str, list[Group]]:
+    def read(connection: Connection) -> tuple[Span, str, UsageSums]:
         filters, zone = choose(connection)
         span = read_span(first, last, zone, now=now)
         seen = replace(span, ends_at=max(min(span.ends_at, moment), span.starts_at))
-        return span, zone, usage(connection, seen, by, filters)
+        return span, zone, stored_usage(connection, seen, by, filters)
 
-    span, zone, groups = await request.services.database.report(
-        read, account_id=request.key.account_id
-    )
+    services, account_id = request.services, request.key.account_id
+    span, zone, report = await services.database.report(read, account_id=account_id)
+    await add_archived(report, services.database, services.blobs, account_id=account_id)
     return json_response(
         {
             "object": "list",
@@ -176,8 +178,8 @@ async def usage_report(
             "tz": zone,
             "as_of": timestamp(moment),
             "group_by": list(by),
-            "data": [group_view(group) for group in groups],
-            "total": group_view(total(groups)),
+            "data": [group_view(group) for group in report.groups],
+            "total": group_view(total(report.groups)),
         }
     )
 

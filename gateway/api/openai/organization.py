@@ -18,7 +18,8 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 from gateway.api.http.answers import ExactUsd, exact_number, json_response
 from gateway.api.http.bodies import check_limit
 from gateway.api.http.request import ApiRequest
-from gateway.billing.usage.report import Filters, Group, Span, usage
+from gateway.billing.usage.archived import add_archived
+from gateway.billing.usage.report import Filters, Group, Span, stored_usage
 from gateway.catalog.tasks import TASKS
 from gateway.checks.decoding import read_id
 from gateway.checks.moments import EPOCH, YEARS
@@ -255,12 +256,13 @@ async def _report(
     unit, length, *_ = _WIDTHS[width]
     span = Span(buckets.starts[0], buckets.ends_at, ZoneInfo("UTC"))
     by = (unit, *dict.fromkeys(dimensions.values()))
-    groups = await request.services.database.report(
-        lambda connection: usage(connection, span, by, filters),
-        account_id=request.key.account_id,
+    services, account_id = request.services, request.key.account_id
+    report = await services.database.report(
+        lambda connection: stored_usage(connection, span, by, filters), account_id=account_id
     )
+    await add_archived(report, services.database, services.blobs, account_id=account_id)
     found: dict[datetime, list[ResultView]] = {start: [] for start in buckets.starts}
-    for group in groups:
+    for group in report.groups:
         at = datetime.fromisoformat(group.labels[unit])
         start = max(at.replace(tzinfo=UTC), buckets.starts[0])
         labels = {name: group.labels[own] for name, own in dimensions.items()}

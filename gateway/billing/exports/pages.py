@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
-from sqlalchemy import Column, Connection, Select, func, or_, select, tuple_
+from sqlalchemy import Column, Connection, Select, func, select, tuple_
 
-from gateway.archive.marks import check_unchanged
+from gateway.archive.marks import check_unchanged, settled_outside
 from gateway.billing.exports.archived import ArchivedReceipts, ExportReader
 from gateway.billing.usage.report import Filters, Span
 from gateway.sql.arrow import read_table
@@ -83,12 +83,7 @@ def _stored_pages(
     # An expression, so that the planner uses the index on the time of booking, not that of the ids.
     borders = select(func.min(func.substr(id, 1)), func.max(func.substr(id, 1)))
     borders = borders.where(*span_conditions(span, filters))
-
-    for archive in archived.archives:
-        starts_at, ends_at = archive.span
-        query = query.where(
-            or_(receipts.c.settled_at < starts_at, receipts.c.settled_at >= ends_at)
-        )
+    query = query.where(*settled_outside(archived.archives))
 
     def read_on(connection: Connection, page: Select[Any]) -> tuple[R | None, int, tuple[Any, ...]]:
         # Rows that leave the database meanwhile would be missing.

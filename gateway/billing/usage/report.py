@@ -2,7 +2,8 @@
 
 Reports use the time of booking, so a past day never changes. Sealed hours come from the rollup. The
 rest (hours not sealed yet, partial hours at the ends, hours split by a zone's midnight) comes from
-receipts and refunds. A report by tag reads receipts and refunds only.
+receipts and refunds. A report by tag reads receipts and refunds only. Receipts of archived months
+are added by ``archived.py`` when the transaction has ended; their refunds are in the database.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from zoneinfo import ZoneInfo
 from sqlalchemy import ColumnElement, Connection, Table, case, func, literal_column, or_, select
 
 from gateway.accounts.budgets import read_zone
-from gateway.archive.marks import archived_months, refuse_archived
+from gateway.archive.marks import Archive, refuse_archived, removed_archives
 from gateway.billing.usage.rollups import HOUR, built_range, floor_hour
 from gateway.checks.moments import EPOCH, read_day, read_moment
 from gateway.errors import InvalidRequest
@@ -33,9 +34,6 @@ TAG: Final = "tag:"
 DAYS_MAX: Final = 800
 RANGES_MAX: Final = 100
 """Maximum number of time ranges in one query's condition."""
-
-_QUARTER_S: Final = 900
-_MINUTE_S: Final = 60
 
 Range = tuple[datetime, datetime]
 
@@ -126,6 +124,55 @@ def read_dimensions(text: str, *, accounts: bool = False, margins: bool = False)
     return by
 
 
+@dataclass(frozen=True, slots=True)
+class ArchivedPart:
+    """An archive of which a report needs the receipts booked in some ranges."""
+
+    archive: Archive
+    ranges: Sequence[Range]
+
+
+@dataclass(slots=True)
+class UsageSums:
+    """Sums of a span, grouped by labels; not complete before the ``archived`` parts are added."""
+
+    span: Span
+    by: Sequence[str]
+    filters: Filters
+    archived: Sequence[ArchivedPart] = ()
+    _groups: dict[tuple[str, ...], Group] = field(default_factory=dict)
+
+    @property
+    def bucket_s(self) -> int:
+        """Length of the intervals by which receipts are summed, before times are labelled."""
+        return 60 if "minute" in self.by else 900
+
+    @property
+    def groups(self) -> list[Group]:
+        """The groups, ordered by their labels."""
+        return [self._groups[place] for place in sorted(self._groups)]
+
+    def add(self, rows: Iterable[tuple[datetime, Group]]) -> None:
+        """Add groups of moments to the groups of their labels; times are those of the zone."""
+        for at, group in rows:
+            local = at.astimezone(self.span.zone)
+            times = {
+                "minute": local.isoformat(timespec="minutes"),
+                "hour": local.replace(minute=0).isoformat(timespec="minutes"),
+                "day": local.date().isoformat(),
+                "month": local.date().isoformat()[:7],
+            }
+            labels = {
+                name: times[name] if name in TIMES else group.labels[name] for name in self.by
+            }
+            place = tuple(labels.values())
+            if place in self._groups:
+                self._groups[place].add(group)
+            else:
+                group.labels = labels
+                self._groups[place] = group
+
+
 def usage(
     connection: Connection,
     span: Span,
@@ -139,25 +186,44 @@ def usage(
     With ``rolled=False`` rollups are not used; the result is the same. Raise ``Gone`` if it needs
     receipts that are archived.
     """
+    report = stored_usage(connection, span, by, filters, rolled=rolled)
+    refuse_archived([part.archive.month for part in report.archived], "this report")
+    return report.groups
+
+
+def stored_usage(
+    connection: Connection,
+    span: Span,
+    by: Sequence[str],
+    filters: Filters,
+    *,
+    rolled: bool = True,
+) -> UsageSums:
+    """Sum what the database has of a report, and name the archives that have the rest."""
+    report = UsageSums(span, by, filters)
     unsealed: list[Range] = [(span.starts_at, span.ends_at)]
-    groups: dict[tuple[str, ...], Group] = {}
     fine = bool(filters.tags) or any(
         name.startswith(TAG) or name in ("minute", *RUN) for name in by
     )
     if rolled and not fine:
         sealed, unsealed = _split(connection, span, by)
         for part in sealed:
-            _fold(groups, _rollup_rows(connection, part, by, filters), span.zone, by)
-    for start, end in unsealed:
-        refuse_archived(
-            archived_months(connection, booked=(start, end)),
-            "a report by tag, by minute or with parts of their hours",
-        )
-    for ranges in _chunks(unsealed):
-        for table, moment in ((receipts, receipts.c.settled_at), (refunds, refunds.c.booked_at)):
-            rows = _booked_rows(connection, table, moment, ranges, by, filters)
-            _fold(groups, rows, span.zone, by)
-    return [groups[place] for place in sorted(groups)]
+            report.add(_rollup_rows(connection, part, by, filters))
+    stored = unsealed
+    parts = []
+    for archive in removed_archives(connection, (span.starts_at, span.ends_at)):
+        # Receipts that are still in the database are in its files as well.
+        if ranges := list(_inside(stored, archive.span)):
+            parts.append(ArchivedPart(archive, ranges))
+            stored = list(_outside(stored, archive.span))
+    report.archived = parts
+    for table, moment, ranges in (
+        (receipts, receipts.c.settled_at, stored),
+        (refunds, refunds.c.booked_at, unsealed),
+    ):
+        for some in _chunks(ranges):
+            report.add(_booked_rows(connection, table, moment, some, report))
+    return report
 
 
 def total(groups: Iterable[Group]) -> Group:
@@ -193,6 +259,20 @@ def _split(
         [(a, b) for a, b in sealed if a < b],
         [(a, b) for a, b in rest if a < b],
     )
+
+
+def _inside(ranges: Iterable[Range], span: Range) -> Iterator[Range]:
+    for start, end in ranges:
+        if start < span[1] and span[0] < end:
+            yield max(start, span[0]), min(end, span[1])
+
+
+def _outside(ranges: Iterable[Range], span: Range) -> Iterator[Range]:
+    for start, end in ranges:
+        if start < span[0]:
+            yield start, min(end, span[0])
+        if span[1] < end:
+            yield max(start, span[1]), end
 
 
 def _borders(span: Span, by: Sequence[str]) -> Iterator[datetime]:
@@ -235,7 +315,7 @@ def _rollup_rows(
         .group_by(*_places(columns))
     )
     for row in connection.execute(query).mappings():
-        yield row.get("at", EPOCH), _group(row, by)
+        yield row.get("at", EPOCH), group_of(row, by)
 
 
 def _booked_rows(
@@ -243,11 +323,10 @@ def _booked_rows(
     table: Table,
     moment: ColumnElement[datetime],
     ranges: Sequence[Range],
-    by: Sequence[str],
-    filters: Filters,
+    report: UsageSums,
 ) -> Iterator[tuple[datetime, Group]]:
     """Sum receipts, or refunds under the labels of their receipts."""
-    seconds = _MINUTE_S if "minute" in by else _QUARTER_S
+    by, filters, seconds = report.by, report.filters, report.bucket_s
     columns = _columns(by, receipts, time_bucket(moment, seconds))
     charged = receipts.c.outcome == "charged"
     if table is receipts:
@@ -286,7 +365,7 @@ def _booked_rows(
     )
     for row in connection.execute(query).mappings():
         at = EPOCH + timedelta(seconds=row["at"] * seconds) if "at" in row else EPOCH
-        yield at, _group(row, by)
+        yield at, group_of(row, by)
 
 
 def _columns(
@@ -336,7 +415,8 @@ def _conditions(table: Table, filters: Filters) -> list[ColumnElement[bool]]:
     return conditions
 
 
-def _group(row: Any, by: Sequence[str]) -> Group:
+def group_of(row: Any, by: Sequence[str]) -> Group:
+    """Read a row of sums, which has the labels besides times by their names."""
     return Group(
         labels={name: str(row[name]) for name in by if name not in TIMES},
         requests=row.get("requests", 0),
@@ -347,30 +427,6 @@ def _group(row: Any, by: Sequence[str]) -> Group:
         expense_nanos=row.get("expense_nanos", 0),
         expensed=row.get("expensed", 0),
     )
-
-
-def _fold(
-    groups: dict[tuple[str, ...], Group],
-    rows: Iterable[tuple[datetime, Group]],
-    zone: ZoneInfo,
-    by: Sequence[str],
-) -> None:
-    """Add rows to the groups of their labels; times are labelled in the zone."""
-    for at, group in rows:
-        local = at.astimezone(zone)
-        times = {
-            "minute": local.isoformat(timespec="minutes"),
-            "hour": local.replace(minute=0).isoformat(timespec="minutes"),
-            "day": local.date().isoformat(),
-            "month": local.date().isoformat()[:7],
-        }
-        labels = {name: times[name] if name in TIMES else group.labels[name] for name in by}
-        place = tuple(labels.values())
-        if place in groups:
-            groups[place].add(group)
-        else:
-            group.labels = labels
-            groups[place] = group
 
 
 def _chunks(ranges: Sequence[Range]) -> Iterator[Sequence[Range]]:

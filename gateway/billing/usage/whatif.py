@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
-from gateway.archive.marks import archived_months, refuse_archived
-from gateway.ledger.closed import UNITS
+from gateway.archive.marks import Archive, refuse_archived, removed_archives
+from gateway.billing.charged import (
+    COLUMNS,
+    ChargedRequest,
+    archived_charged,
+    read_charged,
+    stored_charged,
+)
+from gateway.checks.moments import microseconds_of
 from gateway.ledger.discounts import class_price, read_discounts
 from gateway.pricing import Price, UnpricedUsage, charge
 from gateway.tables.core import receipts
 from gateway.tables.settlement_time import settled_within
+from workers.contract.blobs import Blobs
 from workers.contract.jobs import Usage
 
 
@@ -44,46 +53,65 @@ def whatif(
     starts_at: datetime,
     ends_at: datetime,
     account_id: int | None = None,
+    blobs: Blobs | None = None,
 ) -> list[RepricedUsage]:
     """Reprice the charged requests of a span, by model; refunds are ignored.
 
-    Requests of batches get the discount that was in force at their acceptance. Raise ``Gone`` if
-    receipts of the span are archived.
+    Requests of batches get the discount that was in force at their acceptance. Archived requests
+    are read from ``blobs``; without it, raise ``Gone`` if there are any. Raise ``Unavailable``
+    if a file cannot be read.
     """
-    refuse_archived(archived_months(connection, booked=(starts_at, ends_at)), "another price")
-    discounts = read_discounts(connection)
-    columns = [receipts.c[unit] for unit in UNITS]
-    query = select(
-        receipts.c.model,
-        receipts.c.service_class,
-        receipts.c.accepted_at,
-        receipts.c.charge_nanos,
-        receipts.c.attributes,
-        *columns,
-    ).where(
-        receipts.c.outcome == "charged",
-        *settled_within(connection, starts_at, ends_at),
-    )
+    archives = removed_archives(connection, (starts_at, ends_at))
+    if blobs is None:
+        refuse_archived([archive.month for archive in archives], "another price")
+    conditions = settled_within(connection, starts_at, ends_at)
     if account_id is not None:
-        query = query.where(receipts.c.account_id == account_id)
+        conditions.append(receipts.c.account_id == account_id)
+    query = stored_charged(archives, *conditions)
+    stored = connection.execute(query, execution_options={"yield_per": 1000}).mappings()
+    requests: Iterator[ChargedRequest] = map(read_charged, stored)
+    if blobs is not None and archives:
+        archived = _archived(blobs, archives, starts_at, ends_at, account_id)
+        requests = itertools.chain(requests, archived)
+    discounts = read_discounts(connection)
     found: defaultdict[str, RepricedUsage] = defaultdict(lambda: RepricedUsage(""))
-    for row in connection.execute(query, execution_options={"yield_per": 1000}):
-        model, service_class, accepted_at, charged, attributes, *quantities = row
-        sums = found[model]
-        sums.model = model
-        usage = Usage(**dict(zip(UNITS, quantities, strict=True)), attributes=attributes or {})
-        price = prices.get(model)
+    for each in requests:
+        sums = found[each.model]
+        sums.model = each.model
+        price = prices.get(each.model)
         if price is not None:
-            price = class_price(price, service_class, discounts, model, accepted_at)
-        would = _would_cost(price, usage)
+            price = class_price(price, each.service_class, discounts, each.model, each.accepted_at)
+        would = _would_cost(price, each.usage)
         if would is None:
             sums.unpriced_requests += 1
-            sums.unpriced_nanos += charged
+            sums.unpriced_nanos += each.charge_nanos
             continue
         sums.requests += 1
-        sums.charged_nanos += charged
+        sums.charged_nanos += each.charge_nanos
         sums.repriced_nanos += would
     return [found[model] for model in sorted(found)]
+
+
+def _archived(
+    blobs: Blobs,
+    archives: Iterable[Archive],
+    starts_at: datetime,
+    ends_at: datetime,
+    account_id: int | None,
+) -> Iterator[ChargedRequest]:
+    """Yield the archived requests that were charged in a span."""
+    # Imported late because importing pyarrow takes long.
+    from gateway.archive.files import read_groups
+
+    settled = (microseconds_of(starts_at), microseconds_of(ends_at))
+    columns = (*COLUMNS, "outcome", "settled_at")
+    for archive in archives:
+        assert archive.manifest is not None
+        for file in archive.manifest.of("receipts"):
+            for page in read_groups(blobs, file, "settled_at", [settled], columns):
+                yield from archived_charged(
+                    page, "settled_at", starts_at, ends_at, account_id=account_id
+                )
 
 
 def _would_cost(price: Price | None, usage: Usage) -> int | None:
