@@ -1,7 +1,6 @@
-"""Peak figures of processors from data sheets: memory, bandwidth and matrix operations. Pure.
+"""Peak figures of processors: memory, bandwidth and matrix operations. Pure.
 
-Figures are from NVIDIA's data sheets, dense (with sparsity they are twice as large), in decimal
-units.
+Those of GPUs are in ``gpus.yaml``, with their sources.
 """
 
 from __future__ import annotations
@@ -9,12 +8,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Final
+
+import msgspec
+import yaml
 
 GIGA: Final = 10**9
 TERA: Final = 10**12
 
-_NOISE: Final = frozenset({"nvidia", "tensor", "core", "gpu"})
+_FILE: Final = Path(__file__).with_name("gpus.yaml")
+_NOISE: Final = frozenset({"nvidia", "tensor", "core", "gpu", "geforce"})
 PRECISIONS: Final[Mapping[str, int]] = {
     "float32": 4,
     "bfloat16": 2,
@@ -23,6 +28,8 @@ PRECISIONS: Final[Mapping[str, int]] = {
     "fp8": 1,
 }
 """Bytes per number."""
+OWN: Final = ("memory", "bandwidth", "tflops")
+"""Figures that describe a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +51,52 @@ class Device:
         return self.peaks.get(precision)
 
 
-def _gpu(
-    name: str, memory_gb: int, bandwidth_gbs: int, *, fp32: float, bf16: int, int8: int, fp8: int
-) -> Device:
-    peaks = {"float32": fp32, "bfloat16": bf16, "float16": bf16, "int8": int8, "fp8": fp8}
-    return Device(
-        name,
-        memory_gb * GIGA,
-        bandwidth_gbs * GIGA,
-        {precision: round(peak * TERA) for precision, peak in peaks.items() if peak},
+class _Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    memory_gb: int
+    bandwidth_gbs: int
+    tflops: dict[str, float]
+
+
+@cache
+def gpus() -> tuple[Device, ...]:
+    """Return the known GPUs."""
+    rows = msgspec.convert(yaml.safe_load(_FILE.read_text(encoding="utf-8")), list[_Figures])
+    return tuple(
+        Device(
+            row.name,
+            row.memory_gb * GIGA,
+            row.bandwidth_gbs * GIGA,
+            {
+                precision: round(peak * TERA)
+                for precision, peak in {"float16": row.tflops["bfloat16"], **row.tflops}.items()
+            },
+        )
+        for row in rows
     )
 
 
-GPUS: Final = (
-    _gpu("H100 SXM", 80, 3350, fp32=67, bf16=989, int8=1979, fp8=1979),
-    _gpu("H200 SXM", 141, 4800, fp32=67, bf16=989, int8=1979, fp8=1979),
-    _gpu("A100 80GB", 80, 2000, fp32=19.5, bf16=312, int8=624, fp8=0),
-    _gpu("L4", 24, 300, fp32=30.3, bf16=121, int8=242, fp8=242),
-)
+def own_gpu(figures: Mapping[str, float | None]) -> Device | None:
+    """Return a GPU by its ``OWN`` figures; None if there are none.
+
+    ``memory`` is in GB, ``bandwidth`` in GB/s, ``tflops`` at the precision that is planned. Raise
+    ``ValueError`` if one is missing.
+    """
+    given = {name: value for name, value in figures.items() if value is not None}
+    if not given:
+        return None
+    if missing := [name for name in OWN if name not in given]:
+        raise ValueError(f"to describe a GPU, {', '.join(missing)} is required as well")
+    for name, value in given.items():
+        if not 0 < value < 1e9:
+            raise ValueError(f"{name} is {value:g}; it must be above 0")
+    return Device(
+        "own GPU",
+        max(1, round(given["memory"] * GIGA)),
+        max(1, round(given["bandwidth"] * GIGA)),
+        dict.fromkeys(PRECISIONS, max(1, round(given["tflops"] * TERA))),
+        note="figures as given, with the same peak at every precision",
+    )
 
 
 def find_gpu(name: str) -> Device:
@@ -69,19 +104,23 @@ def find_gpu(name: str) -> Device:
 
     Raise ``LookupError``, listing the known ones, if it is unknown.
     """
-    asked = _words(name)
-    for gpu in GPUS:
+    asked = set(_words(name))
+    for gpu in gpus():
         own = _words(gpu.name)
+        model = next(word for word in own if any(sign.isdigit() for sign in word))
         # Words besides the model's own can only name its memory or its socket.
-        if own[0] in asked and set(asked) <= {*own, "sxm", f"{gpu.memory // GIGA}gb"}:
+        if model in asked and asked <= {*own, "sxm", f"{gpu.memory // GIGA}gb"}:
             return gpu
-    known = ", ".join(gpu.name for gpu in GPUS)
-    raise LookupError(f"unknown GPU {name!r}; known are {known}")
+    known = ", ".join(gpu.name for gpu in gpus())
+    raise LookupError(
+        f"unknown GPU {name!r}; known are {known}; describe any other by {', '.join(OWN)}"
+    )
 
 
 def _words(name: str) -> list[str]:
-    """Split a name into the words that identify a GPU, its model first."""
+    """Split a name into the words that identify a GPU."""
     text = re.sub(r"([0-9])\s+gb\b", r"\1gb", name.lower())
+    text = re.sub(r"\brtx(?=[0-9])", "rtx ", text)
     words = re.findall(r"[a-z0-9]+", text)
     words = [re.sub(r"^sxm[0-9]$", "sxm", word) for word in words]
     return [word for word in words if word not in _NOISE and not word.startswith("hbm")]

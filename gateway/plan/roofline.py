@@ -1,11 +1,11 @@
 """Roofline model of a language model on a device: fit, upper bounds of speed, cost per token. Pure.
 
 A roofline is an upper bound, given by memory bandwidth and by the throughput of the matrix units. A
-decode step reads all weights once, and the keys and values of all sequences. Prefill takes two
+decode step reads the weights once, and the keys and values of all sequences. Prefill takes two
 operations per weight and token; those of attention, small below some ten thousand tokens, are
-ignored. All weights count as read, including those of a mixture of experts. With several devices
-both bounds scale with their number, so the share of one device stays the same; communication is
-ignored. Exact in rational arithmetic.
+ignored. Of a mixture of experts, all weights are stored, those of the experts that a batch uses are
+read, and those that a token uses multiply it. With several devices both bounds scale with their
+number, so the share of one device stays the same; communication is ignored.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ class Load:
     """Tokens of each sequence, prompt and answer, assumed to be full."""
     batch: int
     """Sequences that decode concurrently."""
+    input_tokens: int = 1
+    """Tokens of a request's prompt."""
+    output_tokens: int = 1
+    """Tokens of its answer; none for an embedding."""
 
     def __post_init__(self) -> None:
         for name in ("precision", "kv_precision"):
@@ -44,7 +48,7 @@ class Load:
                 raise ValueError(
                     f"unknown precision {getattr(self, name)!r}; known are {', '.join(PRECISIONS)}"
                 )
-        for name in ("context", "batch"):
+        for name in ("context", "batch", "input_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
@@ -68,6 +72,7 @@ class Speed:
     decode_one: Fraction
     decode: Fraction
     prefill: Fraction | None
+    """Of a prompt as long as the context."""
     ridge: Fraction | None
     """Operations per byte read above which operations, not bandwidth, are the bound."""
     ridge_tokens: int | None
@@ -96,6 +101,8 @@ class CapacityPlan:
     device: Device
     fit: Fit
     speed: Speed
+    request_seconds: Fraction | None
+    """Time of one device that a request takes; None if a figure is unknown."""
 
 
 def weight_bytes(shape: Shape, precision: str) -> int:
@@ -104,22 +111,25 @@ def weight_bytes(shape: Shape, precision: str) -> int:
 
 def token_bytes(shape: Shape, kv_precision: str) -> int:
     """Return the bytes of the keys and values of one token, in all layers."""
-    return 2 * shape.layers * shape.kv_heads * shape.head_dim * PRECISIONS[kv_precision]
+    return shape.cached_numbers * PRECISIONS[kv_precision]
 
 
-def step_bytes(shape: Shape, load: Load, batch: int) -> int:
+def step_bytes(shape: Shape, load: Load, batch: int) -> Fraction:
     """Return the bytes that one decode step of ``batch`` full sequences reads."""
     kept = batch * load.context * token_bytes(shape, load.kv_precision)
-    return weight_bytes(shape, load.precision) + kept
+    return shape.parameters_read(batch) * PRECISIONS[load.precision] + kept
 
 
 def plan(
     shape: Shape, load: Load, device: Device, *, share: Fraction = MEMORY_SHARE
 ) -> CapacityPlan:
     fit = _fit(shape, load, device, share=share)
-    return CapacityPlan(
-        device, fit, _speed(shape, load, device, batch=min(load.batch, fit.sequences))
-    )
+    speed = _speed(shape, load, device, batch=min(load.batch, fit.sequences))
+    peak, seconds = device.peak(load.precision), None
+    if peak is not None:
+        prefill = _prefill(shape, load, device, peak=peak, tokens=load.input_tokens)
+        seconds = load.input_tokens / prefill + load.output_tokens / speed.decode
+    return CapacityPlan(device, fit, speed, seconds)
 
 
 def cost(
@@ -156,13 +166,15 @@ def _fit(shape: Shape, load: Load, device: Device, *, share: Fraction) -> Fit:
 
 
 def _speed(shape: Shape, load: Load, device: Device, *, batch: int) -> Speed:
-    peak, flops = device.peak(load.precision), 2 * shape.parameters
+    peak, flops = device.peak(load.precision), 2 * shape.active
     ridge = None if peak is None else Fraction(peak, device.bandwidth)
     return Speed(
         batch=batch,
         decode_one=_decode(shape, load, device, 1),
         decode=_decode(shape, load, device, batch),
-        prefill=None if peak is None else _prefill(shape, load, device, peak),
+        prefill=(
+            None if peak is None else _prefill(shape, load, device, peak=peak, tokens=load.context)
+        ),
         ridge=ridge,
         ridge_tokens=(
             None
@@ -174,14 +186,14 @@ def _speed(shape: Shape, load: Load, device: Device, *, batch: int) -> Speed:
 
 def _decode(shape: Shape, load: Load, device: Device, batch: int) -> Fraction:
     peak = device.peak(load.precision)
-    seconds = Fraction(step_bytes(shape, load, batch), device.bandwidth)
+    seconds = step_bytes(shape, load, batch) / device.bandwidth
     if peak is not None:
-        seconds = max(seconds, Fraction(2 * shape.parameters * batch, peak))
+        seconds = max(seconds, Fraction(2 * shape.active * batch, peak))
     return batch / seconds
 
 
-def _prefill(shape: Shape, load: Load, device: Device, peak: int) -> Fraction:
-    """Bound the prefill of one prompt as long as the context."""
-    operations = Fraction(2 * shape.parameters * load.context, peak)
-    reading = Fraction(weight_bytes(shape, load.precision), device.bandwidth)
-    return load.context / max(operations, reading)
+def _prefill(shape: Shape, load: Load, device: Device, *, peak: int, tokens: int) -> Fraction:
+    """Bound the tokens per second of the prefill of one prompt."""
+    operations = Fraction(2 * shape.active * tokens, peak)
+    read = shape.parameters_read(tokens) * PRECISIONS[load.precision]
+    return tokens / max(operations, read / device.bandwidth)

@@ -1,7 +1,8 @@
 """Sizes of language models: read from a checkpoint, from a short table, or given explicitly.
 
 Reads ``config.json`` and the headers of ``*.safetensors``, but no weights, so it needs no torch.
-All problems are raised as ``ValueError`` with a message for the operator.
+All problems are raised as ``ValueError`` with a message for the operator. The table is in
+``shapes.yaml``.
 """
 
 from __future__ import annotations
@@ -10,14 +11,21 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
+import yaml
 
 HEADER_BYTES_MAX: Final = 100_000_000
 """Maximum size of a header, as in the format's specification."""
 _NUMBERS: Final = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I8"})
 """Types that store one weight per number; others can pack several weights into one number."""
 _PRECISIONS: Final = frozenset({"float32", "bfloat16", "float16"})
+_EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
+_FILE: Final = Path(__file__).with_name("shapes.yaml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,72 +42,151 @@ class Shape:
     """Precision of the stored weights, if known."""
     source: str = "spelled out"
     experts: int | None = None
-    """Number of experts of a mixture. A token uses a few; the calculation counts all."""
+    """Number of experts of a mixture; each token uses ``experts_used`` of them."""
+    experts_used: int | None = None
+    active_parameters: int | None = None
+    """Weights that a token uses, of a mixture of experts."""
+    kv_numbers: int | None = None
+    """Numbers cached for a token in a layer, if not the keys and values of all KV heads."""
 
     def __post_init__(self) -> None:
         for name in ("parameters", "layers", "kv_heads", "head_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
+    @property
+    def active(self) -> int:
+        """Weights that multiply a token."""
+        return self.active_parameters or self.parameters
 
-_TABLE: Final = "a shape from tollgate's table, not weights"
-SHAPES: Final[Mapping[str, Shape]] = {
-    # Parameters as computed from the published config.json; tied weights are counted once.
-    "llama-3.1-8b": Shape(8_030_261_248, 32, 8, 128, 131_072, "bfloat16", _TABLE),
-    "llama-3.2-1b": Shape(1_235_814_400, 16, 8, 64, 131_072, "bfloat16", _TABLE),
-    "llama-3.3-70b": Shape(70_553_706_496, 80, 8, 128, 131_072, "bfloat16", _TABLE),
-    "mistral-7b": Shape(7_248_023_552, 32, 8, 128, 32_768, "bfloat16", _TABLE),
-    "qwen2.5-7b": Shape(7_615_616_512, 28, 4, 128, 32_768, "bfloat16", _TABLE),
-    "qwen2.5-72b": Shape(72_706_203_648, 80, 8, 128, 32_768, "bfloat16", _TABLE),
-    "qwen3-8b": Shape(8_190_735_360, 36, 8, 128, 40_960, "bfloat16", _TABLE),
-}
+    @property
+    def cached_numbers(self) -> int:
+        """Numbers cached for a token in all layers."""
+        return self.layers * (self.kv_numbers or 2 * self.kv_heads * self.head_dim)
+
+    def parameters_read(self, tokens: int) -> Fraction:
+        """Return the weights that a forward pass of ``tokens`` reads.
+
+        Those of a mixture's experts are read if a token uses them; each token counts as choosing
+        its experts at random.
+        """
+        if self.active_parameters is None or not self.experts or not self.experts_used:
+            return Fraction(self.parameters)
+        idle = 1 - self.experts_used / self.experts
+        in_experts = Fraction(self.parameters - self.active_parameters) / Fraction(idle)
+        return self.parameters - in_experts * Fraction(idle**tokens)
+
+
+class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    parameters: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    context: int
+    experts: int | None = None
+    experts_used: int | None = None
+    active: int | None = None
+    kv_numbers: int | None = None
+
+
+@cache
+def shapes() -> Mapping[str, Shape]:
+    """Return the table of well-known models."""
+    document = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+    return {
+        name: Shape(
+            row.parameters,
+            row.layers,
+            row.kv_heads,
+            row.head_dim,
+            row.context,
+            "bfloat16",
+            "a shape from tollgate's table, not weights",
+            row.experts,
+            row.experts_used,
+            row.active,
+            row.kv_numbers,
+        )
+        for name, row in msgspec.convert(document, dict[str, _Row]).items()
+    }
+
+
+def plain_name(name: str) -> str:
+    """Return a model's name without its owner and suffixes such as ``-instruct``."""
+    plain = name.lower().rsplit("/", 1)[-1]
+    for ending in ("-instruct", "-chat", "-base", "-hf"):
+        plain = plain.removesuffix(ending)
+    return plain
 
 
 def find_shape(name: str) -> Shape | None:
     """Find a model in the table; owner and suffixes such as ``-instruct`` are optional."""
-    plain = name.lower().rsplit("/", 1)[-1]
-    for ending in ("-instruct", "-chat", "-base"):
-        plain = plain.removesuffix(ending)
-    return SHAPES.get(plain)
+    return shapes().get(plain_name(name))
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a JSON file of a checkpoint."""
+    try:
+        config = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not a valid configuration: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} is not a valid configuration: it is not an object")
+    return config
 
 
 def read_checkpoint(path: Path) -> Shape:
-    """Read the shape of a Hugging Face directory."""
+    """Read the shape of a Hugging Face directory of a language model."""
     file = path / "config.json"
+    config = read_config(file)
     try:
-        config = json.loads(file.read_bytes())
         config = config.get("text_config") or config
         heads = config["num_attention_heads"]
         kv_heads = config.get("num_key_value_heads") or heads
         head_dim = config.get("head_dim") or config["hidden_size"] // heads
         layers, context = config["num_hidden_layers"], config.get("max_position_embeddings")
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
-    except (ValueError, AttributeError, TypeError) as error:
+    except (AttributeError, TypeError) as error:
         raise ValueError(f"{file} is not a valid configuration: {error}") from error
     except KeyError as error:
         raise ValueError(f"{file} has no {error}; it is not a supported decoder") from None
-    stored = config.get("dtype") or config.get("torch_dtype")
+    parameters, in_experts = count_parameters(path)
+    experts = next((config[key] for key in _EXPERTS if config.get(key)), None)
+    used = config.get("num_experts_per_tok")
+    active = None
+    if experts and used and in_experts:
+        active = parameters - in_experts + in_experts * used // experts
+    latent = config.get("kv_lora_rank")
     return Shape(
-        parameters=_count_parameters(path),
+        parameters=parameters,
         layers=layers,
         kv_heads=kv_heads,
         head_dim=head_dim,
         context=context,
-        precision=stored if stored in _PRECISIONS else None,
+        precision=stored_precision(config),
         source=f"counted in {path}",
-        experts=config.get("num_local_experts") or config.get("num_experts"),
+        experts=experts,
+        experts_used=used if active else None,
+        active_parameters=active,
+        kv_numbers=latent + config.get("qk_rope_head_dim", 0) if latent else None,
     )
 
 
-def _count_parameters(path: Path) -> int:
+def stored_precision(config: Mapping[str, Any]) -> str | None:
+    stored = config.get("dtype") or config.get("torch_dtype")
+    return stored if stored in _PRECISIONS else None
+
+
+def count_parameters(path: Path, *, skip_packed: bool = False) -> tuple[int, int]:
+    """Return the number of weights in a directory, and of those in a mixture's experts."""
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise ValueError(f"{path} has no *.safetensors; other formats are not supported")
-    total = 0
+    total = in_experts = 0
     for file in files:
         for name, tensor in _read_header(file).items():
-            if name == "__metadata__":
+            if name == "__metadata__" or (skip_packed and tensor["dtype"] not in _NUMBERS):
                 continue
             if tensor["dtype"] not in _NUMBERS:
                 raise ValueError(
@@ -107,8 +194,11 @@ def _count_parameters(path: Path) -> int:
                     "a packed type, which is not supported; "
                     "describe the model with --params, --layers, --kv-heads and --head-dim"
                 )
-            total += math.prod(tensor["shape"])
-    return total
+            count = math.prod(tensor["shape"])
+            total += count
+            if ".experts." in name:
+                in_experts += count
+    return total, in_experts
 
 
 def _read_header(file: Path) -> dict[str, Any]:

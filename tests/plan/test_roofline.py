@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from gateway.plan.hardware import GPUS, Device, find_gpu
+from gateway.plan.hardware import Device, find_gpu, gpus, own_gpu
 from gateway.plan.roofline import (
     Load,
     cost,
@@ -20,7 +20,7 @@ from gateway.plan.roofline import (
     token_bytes,
     weight_bytes,
 )
-from gateway.plan.shapes import SHAPES, Shape, find_shape, read_checkpoint
+from gateway.plan.shapes import Shape, find_shape, read_checkpoint, shapes
 from gateway.plan.this_machine import devices_here, measure_bandwidth, read_gpus
 from gateway.pricing import Component, Price
 
@@ -151,15 +151,20 @@ def test_price_of_a_million_follows_the_catalog() -> None:
         ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
         ("A100 80 GB", "A100 80GB"),
         ("l4", "L4"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("rtx5090", "RTX 5090"),
+        ("4090", "RTX 4090"),
     ],
 )
 def test_a_gpu_is_found_however_its_name_is_written(written: str, name: str) -> None:
     assert find_gpu(written).name == name
 
 
-@pytest.mark.parametrize("written", ["", "b300", "NVIDIA L40S", "H100 PCIe", "A100 40GB", "NVIDIA"])
+@pytest.mark.parametrize("written", ["", "b300", "L40", "RTX", "H100 PCIe", "A100 40GB", "NVIDIA"])
 def test_unknown_gpu_error_lists_the_known_ones(written: str) -> None:
-    with pytest.raises(LookupError, match="known are H100 SXM, H200 SXM, A100 80GB, L4"):
+    with pytest.raises(LookupError, match="known are H100 SXM, H200 SXM, B200, A100 80GB, L40S"):
         find_gpu(written)
 
 
@@ -195,6 +200,22 @@ def test_heads_that_a_configuration_leaves_out_follow_from_its_others(tmp_path: 
     assert (shape.parameters, shape.kv_heads, shape.head_dim) == (15, 4, 16)
 
 
+def test_experts_of_a_checkpoint_are_counted(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path)
+    config = json.loads((path / "config.json").read_text())["text_config"]
+    config |= {"num_experts": 4, "num_experts_per_tok": 1}
+    (path / "config.json").write_text(json.dumps(config))
+    tensor = {"dtype": "BF16", "shape": [3, 5], "data_offsets": [0, 30]}
+    names = ["model.embed", *(f"model.layers.0.mlp.experts.{n}.up" for n in range(4))]
+    header = json.dumps(dict.fromkeys(names, tensor)).encode()
+    (path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+
+    shape = read_checkpoint(path)
+
+    assert (shape.parameters, shape.active_parameters) == (75, 30)
+    assert (shape.experts, shape.experts_used) == (4, 1)
+
+
 def test_a_checkpoint_that_cannot_be_counted_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a packed type, which is not supported"):
         read_checkpoint(write_checkpoint(tmp_path, dtype="U8"))
@@ -223,15 +244,84 @@ def test_table_of_shapes_matches_the_configurations() -> None:
         layer = attention + 3 * width * inner + 2 * width
         return 2 * vocabulary * width + of.layers * layer + width
 
-    shapes = SHAPES
-    eight, seventy = shapes["llama-3.1-8b"], shapes["llama-3.3-70b"]
+    eight, seventy = shapes()["llama-3.1-8b"], shapes()["llama-3.3-70b"]
     assert eight.parameters == decoder(128_256, 4096, 14_336, 32, of=eight)
     assert seventy.parameters == decoder(128_256, 8192, 28_672, 64, of=seventy)
-    mistral, qwen = shapes["mistral-7b"], shapes["qwen2.5-7b"]
+    mistral, qwen = shapes()["mistral-7b"], shapes()["qwen2.5-7b"]
     assert mistral.parameters == decoder(32_768, 4096, 14_336, 32, of=mistral)
     assert qwen.parameters == decoder(152_064, 3584, 18_944, 28, bias=True, of=qwen)
     assert find_shape("meta-llama/Llama-3.3-70B-Instruct") == seventy
+    seventy_two = shapes()["llama-2-70b"]
+    assert seventy_two.parameters == decoder(32_000, 8192, 28_672, 64, of=seventy_two)
     assert find_shape("gpt-oss-120b") is None
+
+
+def test_table_of_mixtures_matches_the_configurations() -> None:
+    def mixture(
+        vocabulary: int, width: int, inner: int, heads: int, *, used: int, of: Shape
+    ) -> int:
+        """Count parameters with ``used`` experts: gates, and norms of queries and keys in Qwen."""
+        queries, keys = heads * of.head_dim, of.kv_heads * of.head_dim
+        norms = 2 * width + (2 * of.head_dim if of.experts == 128 else 0)
+        layer = 2 * width * queries + 2 * width * keys + norms
+        layer += (of.experts or 0) * width + used * 3 * width * inner
+        return 2 * vocabulary * width + of.layers * layer + width
+
+    for name, sizes in (
+        ("mixtral-8x7b", (32_000, 4096, 14_336, 32)),
+        ("qwen3-30b-a3b", (151_936, 2048, 768, 32)),
+    ):
+        shape = shapes()[name]
+        assert shape.experts is not None
+        assert shape.experts_used is not None
+        assert shape.parameters == mixture(*sizes, used=shape.experts, of=shape)
+        assert shape.active_parameters == mixture(*sizes, used=shape.experts_used, of=shape)
+
+
+def test_a_mixture_stores_all_experts_reads_those_of_the_batch_and_computes_with_few() -> None:
+    # Two of four experts of 10 GB each, and 10 GB that every token uses.
+    mixture = Shape(50 * GB, 1, 1, 1, experts=4, experts_used=2, active_parameters=30 * GB)
+    h200 = find_gpu("h200")
+
+    assert weight_bytes(mixture, "fp8") == 50 * GB
+    assert mixture.parameters_read(1) == 30 * GB
+    # Half of the experts stay idle for one token, a quarter for two.
+    assert mixture.parameters_read(2) == 40 * GB
+    assert mixture.parameters_read(10_000) == 50 * GB
+    one = plan(mixture, load(context=1), h200).speed
+    assert one.decode_one == Fraction(4800 * GB, 30 * GB + 4)
+    assert plan(mixture, load(context=8192), h200).speed.prefill == Fraction(
+        1979 * 10**12, 2 * 30 * GB
+    )
+
+
+def test_a_latent_cache_is_smaller_than_keys_and_values() -> None:
+    deepseek = shapes()["deepseek-v3"]
+
+    assert token_bytes(deepseek, "bfloat16") == 61 * (512 + 64) * 2
+
+
+def test_a_request_is_prefilled_then_decoded_in_its_share_of_the_batch() -> None:
+    asked = Load("fp8", "bfloat16", 8192, 2, input_tokens=1000, output_tokens=100)
+
+    made = plan(SEVENTY, asked, find_gpu("h200"))
+
+    prefill = Fraction(2 * 70 * GB * 1000, 1979 * 10**12)
+    decode = Fraction(100 * (70 * GB + 2 * 8192 * 327_680), 2 * 4800 * GB)
+    assert made.request_seconds == prefill + decode
+    assert plan(SEVENTY, asked, Device("ours", 100 * GB, 10 * GB)).request_seconds is None
+
+
+def test_an_own_gpu_needs_all_of_its_figures() -> None:
+    own = own_gpu({"memory": 96, "bandwidth": 1800, "tflops": 500})
+
+    assert own is not None
+    assert (own.memory, own.bandwidth, own.peak("fp8")) == (96 * GB, 1800 * GB, 500 * 10**12)
+    assert own_gpu({"memory": None, "bandwidth": None, "tflops": None}) is None
+    with pytest.raises(ValueError, match="bandwidth, tflops is required"):
+        own_gpu({"memory": 96, "bandwidth": None, "tflops": None})
+    with pytest.raises(ValueError, match="tflops is -1; it must be above 0"):
+        own_gpu({"memory": 96, "bandwidth": 1, "tflops": -1})
 
 
 def test_bandwidth_of_this_processor_is_measured() -> None:
@@ -253,7 +343,7 @@ def test_gpus_are_read_from_the_output_of_their_driver() -> None:
 
 
 def test_every_gpu_has_a_peak_for_each_supported_precision() -> None:
-    for gpu in GPUS:
+    for gpu in gpus():
         for precision in ("float32", "bfloat16", "float16", "int8", "fp8"):
             assert gpu.peak(precision) is not None
 

@@ -20,6 +20,7 @@ from gateway.api.admin.organisations import (
     OrganisationsController,
 )
 from gateway.api.admin.periods import AdminPeriodsController
+from gateway.api.admin.plan import PlanController
 from gateway.api.admin.prices import PricesController
 from gateway.api.admin.set_aside import SetAsideController
 from gateway.api.admin.users import UsersController
@@ -40,4 +41,5 @@ HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (
     OrganisationsController,
     OrganisationExportsController,
     MarginsController,
+    PlanController,
 )

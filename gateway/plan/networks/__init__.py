@@ -1,0 +1,1 @@
+"""Weights and operations of neural networks, computed from their configurations without torch."""
