@@ -24,15 +24,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
+from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict, cast
 
 import msgspec
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
-from gateway import metrics
 from gateway.catalog.schema import Slo
 from gateway.catalog.tasks import makes
-from gateway.ledger.closed import ClosedRequest
 from gateway.sql.database import Database
 from gateway.tables.core import receipts
 from gateway.tables.settlement_time import settled_within
@@ -74,6 +72,8 @@ class ReceiptSample:
     steps: int = 0
     audio_ms: int = 0
     characters: int = 0
+    served_by: str = ""
+    """The version that ran it, if the model has several."""
 
 
 def missed(slo: Slo, timings: Timings) -> str | None:
@@ -102,47 +102,6 @@ def real_time_factor(timings: Timings, audio_ms: int) -> float | None:
     """Seconds of work per second of audio, to the thousandth."""
     busy_us = timings.total_us - timings.queue_us - timings.load_us
     return round(busy_us / (audio_ms * 1000), 3) if audio_ms and busy_us > 0 else None
-
-
-def count_delivered(closed: ClosedRequest) -> None:
-    """Count the outputs of a successful request, in a batch or not."""
-    usage = closed.usage
-    for kind, count in (
-        ("image", usage.images),
-        ("video_second", usage.video_ms / 1000),
-        ("audio_second", usage.audio_ms / 1000),
-        ("step", usage.steps),
-    ):
-        if count:
-            metrics.DELIVERED.labels(closed.model, kind).inc(count)
-
-
-def count_speed(closed: ClosedRequest, slo: Slo | None) -> None:
-    """Record the speed of a successful request in the metrics."""
-    model, timings, usage = closed.model, closed.timings, closed.usage
-    for histogram, took_us in (
-        (metrics.TTFT_SECONDS, timings.first_token_us),
-        (metrics.TPOT_SECONDS, timings.per_token_us),
-        (metrics.GAP_SECONDS, timings.gap_us),
-        (metrics.TOTAL_SECONDS, timings.total_us),
-        (metrics.STEP_SECONDS, timings.forward_us / usage.steps if usage.steps else 0),
-    ):
-        if took_us:
-            histogram.labels(model).observe(took_us / 1e6)
-    factor = real_time_factor(timings, usage.audio_ms) if usage.audio_ms else None
-    if factor is not None:
-        metrics.REAL_TIME_FACTOR.labels(model).observe(factor)
-    for kind, count in (
-        ("input", usage.input_tokens),
-        ("cached_input", usage.cached_input_tokens),
-        ("output", usage.output_tokens),
-        ("drafted", timings.drafted),
-        ("accepted", timings.accepted),
-    ):
-        if count:
-            metrics.TOKENS.labels(model, kind).inc(count)
-    if slo is not None:
-        metrics.SLO.labels(model, "no" if missed(slo, timings) else "yes").inc()
 
 
 class SpeculationView(TypedDict):
@@ -223,6 +182,8 @@ class StatsView(SpeedView):
     object: Literal["model.stats"]
     model: str
     window: str
+    versions: NotRequired[dict[str, SpeedView]]
+    """For administrators: the same for each version, if several ran requests of the window."""
 
 
 def performance_view(
@@ -332,17 +293,30 @@ class Performance:
             "object": "model.stats",
             "model": model,
             "window": window,
-            **summarize(samples, slo, seconds, kind=kind),
+            **summarize(samples, slo, seconds, kind=kind),  # type: ignore[typeddict-item]  # see below
         }
+        names = sorted({one.served_by for one in samples})
+        if len(names) > 1:
+            view["versions"] = {
+                name or model: summarize(
+                    [one for one in samples if one.served_by == name],
+                    slo,
+                    seconds,
+                    kind=kind,
+                    successes_min=0,
+                )
+                for name in names
+            }
         self._kept[model, window] = time.monotonic(), view
         return view
 
 
 def read_samples(connection: Connection, model: str, since: datetime) -> list[ReceiptSample]:
     """Read the newest receipts of a model since a moment, without batches, which have no SLO."""
-    columns = (receipts.c[field.name] for field in fields(ReceiptSample))
+    columns = (receipts.c[one.name] for one in fields(ReceiptSample) if one.name in receipts.c)
+    served_by = func.coalesce(receipts.c.run["served_by"].as_string(), "").label("served_by")
     rows = connection.execute(
-        select(*columns)
+        select(*columns, served_by)
         .where(
             *settled_within(connection, since),
             receipts.c.model == model,
@@ -386,7 +360,12 @@ def read_medians(
 
 
 def summarize(
-    samples: Sequence[ReceiptSample], slo: Slo | None, seconds: float, *, kind: OutputKind
+    samples: Sequence[ReceiptSample],
+    slo: Slo | None,
+    seconds: float,
+    *,
+    kind: OutputKind,
+    successes_min: int = SUCCESSES_MIN,
 ) -> SpeedView:
     """Aggregate the receipts of a span of ``seconds``."""
     done = [one for one in samples if one.status == "succeeded"]
@@ -396,7 +375,7 @@ def summarize(
         "capped": len(samples) >= RECEIPTS_MAX,
         "slo": slo.model_dump(exclude_none=True) if slo else None,
     }
-    if len(done) < SUCCESSES_MIN:
+    if len(done) < successes_min:
         return view
     ends = Counter(one.reason for one in samples if one.status != "succeeded")
     view.update(cast("SpeedView", _SUMMARIES[kind](done, seconds)))

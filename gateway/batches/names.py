@@ -49,6 +49,7 @@ def submission_of(
         idempotency=Idempotency.of(name, endpoint.path, line.body),
         service_class="batch",
         deadline_at=batch.expires_at,
+        group=batch.id,
     )
 
 

@@ -101,6 +101,7 @@ _NOT_OF_WORKFLOWS: Final = frozenset(
         "options",
         "upstream",
         "cost",
+        "canary",
         "batch_discount",
         "default_parameters",
         "sizes",
@@ -110,6 +111,11 @@ _NOT_OF_WORKFLOWS: Final = frozenset(
         "voices",
     }
 )
+_SAME: Final = (
+    *("limits", "sizes", "qualities", "schedulers", "resolutions"),
+    *("known_voices", "known_languages"),
+)
+"""What an entry and its versions have in common, so that each can run every request."""
 _LIMITS_OF_ALL: Final = ("gpu_seconds", "timeout_s")
 
 
@@ -128,6 +134,7 @@ def conflicts(entry: CatalogEntry) -> Iterator[Conflict]:
         return
     yield from route(engine=entry.engine is not None, upstream=entry.upstream is not None)
     yield from _route_details(entry)
+    yield from _shares(entry)
     yield from _tasks(entry)
     yield from _limits(entry)
     yield from _defaults(entry)
@@ -178,12 +185,36 @@ def repeated(names: Sequence[tuple[object, object]]) -> Iterator[Conflict]:
 
 
 def misfits(entries: Sequence[CatalogEntry]) -> Iterator[Conflict]:
-    """Find workflows whose steps the other entries cannot do."""
+    """Find workflows whose steps the other entries cannot do, and versions that cannot stand in."""
     models = {entry.name: entry for entry in entries}
     for index, entry in enumerate(entries):
         if entry.workflow is not None:
             for place, message in chains.misfits(entry, models):
                 yield ("models", index, *place), message
+        for name in entry.canary:
+            if (misfit := _unlike(entry, models.get(name))) is not None:
+                yield ("models", index, "canary", name), misfit
+
+
+def _unlike(entry: CatalogEntry, version: CatalogEntry | None) -> str | None:
+    """Return why a version cannot run every request that its entry accepts."""
+    if version is None:
+        return "unknown model; name an entry of the catalog"
+    if version is entry:
+        return "the entry itself, which runs the rest anyway"
+    if version.workflow is not None or version.canary:
+        return "a workflow, or an entry with versions of its own, cannot be a version"
+    if {version.task, *version.also} != {entry.task, *entry.also}:
+        tasks = ", ".join((version.task, *version.also))
+        return f"it does {tasks}, not {', '.join((entry.task, *entry.also))}"
+    differing = [name for name in _SAME if getattr(version, name) != getattr(entry, name)]
+    if differing:
+        return f"it must accept the same requests, but differs in {', '.join(differing)}"
+    if version.upstream is not None:
+        for line in entry.price:
+            if line.unit in _UNREPORTED:
+                return f"upstreams do not report {_UNREPORTED[line.unit]}, which {entry.name} sells"
+    return None
 
 
 def _workflow(entry: CatalogEntry) -> Iterator[Conflict]:
@@ -231,6 +262,22 @@ def _route_details(entry: CatalogEntry) -> Iterator[Conflict]:
             ("upstream",),
             "the dialect gmi needs `credential`, the name of the variable with its key",
         )
+
+
+def _shares(entry: CatalogEntry) -> Iterator[Conflict]:
+    """Find shares that add up to nothing sensible."""
+    if (total := sum(entry.canary.values())) > 100:
+        yield ("canary",), f"the shares add up to {total:g} %; at most 100 is left to give"
+    if entry.upstream is None:
+        return
+    for tier in sorted({one.tier for one in entry.upstream.endpoints}):
+        weighted = [one.weight is not None for one in entry.upstream.endpoints if one.tier == tier]
+        if any(weighted) and not all(weighted):
+            message = f"of the endpoints of tier {tier}, give all a `weight` or none"
+            yield ("upstream", "endpoints"), message
+        elif weighted == [True]:
+            message = f"tier {tier} has one endpoint, which receives every call; leave out `weight`"
+            yield ("upstream", "endpoints"), message
 
 
 def _tasks(entry: CatalogEntry) -> Iterator[Conflict]:

@@ -85,6 +85,7 @@ Name: TypeAlias = Annotated[
 Tag: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=40)]
 Size: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,4}x[1-9][0-9]{0,4}$")]
 """Width and height in pixels, such as ``1024x768``."""
+Percent: TypeAlias = Annotated[Number, Field(gt=0, le=100)]
 Steps: TypeAlias = Annotated[StrictInt, Field(ge=1, le=1000)]
 Tier: TypeAlias = Literal["demo", "entry", "middle", "top"]
 TIERS: Final[tuple[Tier, ...]] = get_args(Tier)
@@ -229,6 +230,8 @@ class Endpoint(CatalogModel):
     tier: Annotated[StrictInt, Field(ge=0, le=9)] = 0
     """Endpoints of a higher tier are used only if none of a lower tier accepts work."""
     concurrency: Annotated[StrictInt, Field(ge=1, le=10_000)] | None = None
+    weight: Annotated[StrictInt, Field(ge=1, le=10_000)] | None = None
+    """Share of the calls among the endpoints of its tier. Default: the least busy one is called."""
 
 
 class Upstream(CatalogModel):
@@ -280,6 +283,8 @@ class CatalogEntry(Pricing):
     upstream: Upstream | None = None
     workflow: Workflow | None = None
     """A chain of other models of the catalog, instead of an engine or an upstream."""
+    canary: Annotated[dict[Name, Percent], Field(max_length=8)] = {}
+    """Other entries that run a share of its requests, in percent, at its own price."""
     limits: Limits = Limits()
     contract: StrictBool = True
     """Whether requests are checked against the contract of the vendor's model, if it is known."""

@@ -95,7 +95,7 @@ def usage_command(
     as_json: bool,
 ) -> None:
     """Sum usage and cost, of one account or organisation, or of all."""
-    by = read_dimensions(group_by, accounts=account_name is None)
+    by = read_dimensions(group_by, accounts=account_name is None, margins=True)
 
     def read(connection: Connection) -> UsageSums:
         owner = find_owners(connection, account_name, organisation)
@@ -116,7 +116,8 @@ def usage_command(
     "--group-by",
     default="model",
     show_default=True,
-    help="Dimensions, separated by commas: model, device, dtype, account, key, task, day, month.",
+    help="Dimensions, separated by commas: model, served_by, endpoint, device, dtype, account, "
+    "key, task, day, month.",
 )
 @click.option("--tz", default="UTC", show_default=True, help="Time zone of the days.")
 @click.option("--model", help="Only this model.")

@@ -26,6 +26,8 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     dtype: str = ""
     rows: int = 0
     endpoint: str = ""
+    served_by: str = ""
+    """The version or endpoint that ran it, if the model has several."""
     device_nanos: int | None = None
     """Cost of its device time; None if the device has no price."""
     upstream_nanos: int | None = None
@@ -64,7 +66,7 @@ def run_record(worker: str, attempt: int, details: RunDetails | None) -> RunReco
     """Return how a job ran, without its cost."""
     if details is None:
         return RunRecord(worker, attempt)
-    return RunRecord(worker, attempt, details.device, details.dtype, details.rows, details.endpoint)
+    return RunRecord(worker, attempt, **msgspec.structs.asdict(details))
 
 
 def with_cost(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, NamedTuple, TypeAlias
 
-from sqlalchemy import Connection, bindparam, delete, insert, or_, select, tuple_, union_all
+from sqlalchemy import Connection, bindparam, delete, func, insert, or_, select, tuple_, union_all
 
 from gateway.accounts.budgets import Budget
 from gateway.ledger.balances import AccountBalance, Balances, KeyBalance, lock_balances
@@ -45,6 +45,8 @@ class HoldRequest:
     job: bytes
     accepted_at: datetime
     deadline_at: datetime
+    served_by: str | None = None
+    """The model that runs it, if not the one that was ordered."""
     idempotency_key: str | None = None
     body_sha256: bytes | None = None
     metadata: Mapping[str, str] | None = None
@@ -134,10 +136,10 @@ class OpenHold:
 
 
 class OpenId(NamedTuple):
-    """Id and model of an accepted request that has not ended."""
+    """Id of an accepted request that has not ended, and the model in whose queue it is."""
 
     request_id: RequestId
-    model: str
+    queue: str
 
 
 _KNOWN: Final = CompiledStatement(
@@ -295,6 +297,7 @@ def _write(connection: Connection, accepted: Sequence[tuple[HoldRequest, list[Wi
                 "job": request.job,
                 "metadata": request.metadata,
                 "windows": windows or None,
+                "served_by": request.served_by,
                 "held_tokens": request.held_tokens,
                 "webhook": request.webhook,
                 "service_class": request.service_class,
@@ -348,7 +351,7 @@ def read_open_ids(connection: Connection, *, after: str, until: str, limit: int)
     Their jobs are left out: they are a hundred times as large.
     """
     query = (
-        select(holds.c.request_id, holds.c.model)
+        select(holds.c.request_id, func.coalesce(holds.c.served_by, holds.c.model))
         .where(holds.c.request_id > after, holds.c.request_id < until)
         .order_by(holds.c.request_id)
         .limit(limit)

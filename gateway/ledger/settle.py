@@ -271,12 +271,15 @@ def _close(
         reason = row["cut"]
     cost_nanos = min(cost_nanos, row["hold_nanos"])
     output = settlement.output if error is settlement.error else None
+    model = row["served_by"] or row["model"]
+    served_by = row["served_by"] or settlement.run.served_by
+    run = msgspec.structs.replace(settlement.run, served_by=served_by)
     total_us = int((now - row["accepted_at"]) / timedelta(microseconds=1))
     if steps is None:
-        run, expense_nanos = with_cost(settlement.run, rates, row["model"], usage)
+        run, expense_nanos = with_cost(run, rates, model, usage)
     else:
         models = ((line.model, line.usage) for line in lines)
-        run, expense_nanos = cost_of_steps(settlement.run, rates, models)
+        run, expense_nanos = cost_of_steps(run, rates, models)
     closed = ClosedRequest(
         request_id=settlement.request_id,
         account_id=row["account_id"],

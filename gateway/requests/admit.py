@@ -6,6 +6,8 @@ is decided inside the hold's transaction, where it is exact for any number of re
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -21,7 +23,7 @@ from gateway.accounts.rates import (
 from gateway.catalog.schema import CatalogEntry
 from gateway.dispatch.enqueue import BATCH_PRIORITY, flow_of
 from gateway.dispatch.health import QueueHealth
-from gateway.errors import TollgateError
+from gateway.errors import TollgateError, TooManyRequests, Unavailable
 from gateway.failpoints import reach
 from gateway.ledger.holds import Held, HoldAnswer, HoldRequest, Replayed
 from gateway.ledger.writer import LedgerWriter
@@ -99,7 +101,8 @@ class Admission:
         if quoted.prepared.sources:
             recorded = await with_recordings(self._voices, key.account_id, quoted.prepared)
             quoted = replace(quoted, prepared=recorded)
-        await self._check_queues(quoted, key.account_id)
+        sticky_key = submission.sticky_key(key.account_id)
+        runs_on = await self._choose_queue(quoted, key.account_id, sticky_key or request_id)
         await self._cancelled.check(key.account_id, key.limits)
         tokens = quoted.prepared.limits.tokens
         rates = wanted(key.limits, key.id, entry.name, tokens=tokens) if key.limits else ()
@@ -121,7 +124,7 @@ class Admission:
                     origin=submission.origin,
                 )
             reach("sources_stored")
-            admitted = await self._accept(caller, quoted, request_id, now, blobs)
+            admitted = await self._accept(caller, quoted, runs_on, request_id, now, blobs)
         except TollgateError:
             # No other error: a request whose hold is in doubt may have been accepted.
             await self._undo(caller, request_id, keeps=keeps)
@@ -130,23 +133,32 @@ class Admission:
             await self._undo(caller, request_id, keeps=keeps)
         return admitted
 
-    async def _check_queues(self, quoted: Quoted, account_id: int) -> None:
-        """Raise ``Unavailable`` or ``TooManyRequests`` if a queue could not take the request."""
+    async def _choose_queue(self, quoted: Quoted, account_id: int, key: str) -> str:
+        """Return the model in whose queue the request belongs: the ordered one, or the version that
+        the key chooses, if that can take it. Raise ``Unavailable`` or ``TooManyRequests`` if a
+        queue could not take the request."""
         submission, settings = quoted.submission, self._settings
         is_batch = submission.service_class == "batch"
         # Batches obey the interactive limit on queueing time: they can wait, and must not lengthen
         # a queue beyond what waiting clients tolerate.
         soon = submission.waits or is_batch
+        check = functools.partial(
+            self._health.check,
+            account=flow_of(str(account_id), batch=is_batch),
+            waits=submission.waits,
+            wait_max_s=settings.wait_max_s if soon else settings.async_wait_max_s,
+        )
+        version = self._quotes.version(quoted.entry, key)
+        if version.name != quoted.entry.name:
+            with contextlib.suppress(Unavailable, TooManyRequests):
+                await check(version)
+                return version.name
         entries = [quoted.entry]
         if quoted.workflow is not None:
             entries = [self._quotes.find(one.step.model) for one in quoted.workflow.steps]
         for entry in entries:
-            await self._health.check(
-                entry,
-                account=flow_of(str(account_id), batch=is_batch),
-                waits=submission.waits,
-                wait_max_s=settings.wait_max_s if soon else settings.async_wait_max_s,
-            )
+            await check(entry)
+        return quoted.entry.name
 
     async def _undo(self, caller: Caller, request_id: RequestId, *, keeps: bool) -> None:
         """Give the limits back and discard the blobs of a request that was not accepted."""
@@ -160,6 +172,7 @@ class Admission:
         self,
         caller: Caller,
         quoted: Quoted,
+        runs_on: str,
         request_id: RequestId,
         now: datetime,
         blobs: tuple[BlobRef, ...],
@@ -173,7 +186,7 @@ class Admission:
         job = Job(
             request_id=request_id,
             account_id=str(key.account_id),
-            model=entry.name,
+            model=runs_on,
             task=quoted.task,
             input=quoted.input,
             workflow=quoted.workflow is not None,
@@ -183,6 +196,7 @@ class Admission:
             attachments=blobs,
             gateway_note=caller.taken.note if caller.taken is not None else "",
             priority=BATCH_PRIORITY if submission.service_class == "batch" else 0,
+            sticky_key=submission.sticky_key(key.account_id),
         )
         payload = packed(encode, job)
         self._quotes.refuse_large(payload, quoted)
@@ -205,6 +219,7 @@ class Admission:
                 hold_nanos=hold_nanos,
                 held_tokens=incremental.covered if incremental else None,
                 job=payload,
+                served_by=runs_on if runs_on != entry.name else None,
                 accepted_at=now,
                 deadline_at=deadline_at,
                 idempotency_key=idempotency.key if idempotency else None,
@@ -240,7 +255,7 @@ class Admission:
             return await self._hold_limit.apply(self._ledger.hold(request))
         except OUTAGE as error:
             if request.idempotency_key is None:
-                self._doubts.note(request.model, request.request_id)
+                self._doubts.note(request.served_by or request.model, request.request_id)
             if isinstance(error, TimeoutError):
                 raise DatabaseTimeout(
                     f"no hold was written within {HOLD_PATIENCE_S:g} s"

@@ -14,7 +14,6 @@ from gateway.requests.lookup import Lookup
 from gateway.requests.reconnect import Reconnects
 from gateway.requests.settle import Settler
 from gateway.sql.outages import OUTAGE
-from gateway.tasks.submission import Submission
 from workers.contract.jobs import RequestId
 
 log = logging.getLogger(__name__)
@@ -60,14 +59,16 @@ class Cancellation:
         await self._settler.release(request_id, status="cancelled", reason="client")
         await self._dispatch.cancel(model, request_id)
 
-    def leave(self, account_id: int, submission: Submission, request_id: RequestId) -> None:
+    def leave(
+        self, account_id: int, request_id: RequestId, queue: str, fingerprint: str | None
+    ) -> None:
         """Cancel a request in the background if no client waits for it any more, unless one
         reconnects within the grace period."""
         if request_id in self._waiters:
             return
-        if submission.fingerprint is not None:
-            self._reconnects.lose(submission.fingerprint, request_id)
-        task = asyncio.create_task(self._leave(account_id, submission, request_id))
+        if fingerprint is not None:
+            self._reconnects.lose(fingerprint, request_id)
+        task = asyncio.create_task(self._leave(account_id, request_id, queue, fingerprint))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
@@ -77,11 +78,12 @@ class Cancellation:
         if self._leaving:
             await asyncio.wait(self._leaving, timeout=STOP_S)
 
-    async def _leave(self, account_id: int, submission: Submission, request_id: RequestId) -> None:
+    async def _leave(
+        self, account_id: int, request_id: RequestId, queue: str, fingerprint: str | None
+    ) -> None:
         try:
-            fingerprint = submission.fingerprint
             if fingerprint is None or await self._is_given_up(account_id, request_id, fingerprint):
-                await self.cancel(submission.model, request_id)
+                await self.cancel(queue, request_id)
         except OUTAGE as error:
             log.warning("could not cancel %s: %s", request_id, type(error).__name__)
 

@@ -59,6 +59,7 @@ _OPEN: Final = select(
     holds.c.accepted_at,
     holds.c.deadline_at,
     holds.c["metadata"],
+    holds.c.served_by,
 )
 
 
@@ -313,7 +314,7 @@ class Lookup:
 
     async def _with_states(self, found: Sequence[OpenRequest]) -> Sequence[OpenRequest]:
         """Add states and positions from the queue. Without it, open requests count as queued."""
-        known = await self._states([(one.model, one.request_id) for one in found])
+        known = await self._states([(one.queue, one.request_id) for one in found])
         if known is None:
             return found
         # Jobs unknown to the queue are workflows, whose steps are queued, or not queued yet.
@@ -474,4 +475,5 @@ def _open(row: RowMapping | Any) -> OpenRequest:
         accepted_at=row["accepted_at"],
         deadline_at=row["deadline_at"],
         metadata=row["metadata"] or {},
+        served_by=row["served_by"],
     )

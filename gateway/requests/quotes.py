@@ -26,6 +26,7 @@ from gateway.tasks.registry import choose_task, parse, prepare
 from gateway.tasks.submission import Idempotency, Submission
 from gateway.tasks.workflow_submission import WorkflowSubmission
 from gateway.workflows.plan import PlannedRun, StepModels, from_fields, plan
+from workers.contract.shares import choose
 
 T = TypeVar("T")
 
@@ -111,6 +112,15 @@ class Quotes:
         if entry is None:
             raise unknown_model(model)
         return entry
+
+    def version(self, entry: CatalogEntry, key: str) -> CatalogEntry:
+        """Return the entry that runs a request: itself, or the version that the key chooses."""
+        if not entry.canary:
+            return entry
+        shares = dict(entry.canary)
+        if (rest := 100 - sum(shares.values())) > 0:
+            shares[entry.name] = rest
+        return self.find(choose(shares, key))
 
     def resolve(self, submission: Submission) -> tuple[Submission, CatalogEntry]:
         """Find the entry of a submission, and replace an alias or another spelling by its model's

@@ -266,7 +266,10 @@ class Requests:
         ):
             return None
         metrics.REJOINED.labels(submission.model).inc()
-        return Ticket(self._services, account_id, submission, earlier, found.accepted_at)
+        queue = found.queue if isinstance(found, OpenRequest) else found.model
+        return Ticket(
+            self._services, account_id, submission, earlier, found.accepted_at, queue=queue
+        )
 
     async def _enqueue(self, caller: Caller, ticket: Ticket, admitted: Admitted) -> None:
         """Queue an accepted job. If its queue is full, release it; after an outage the sweeper
@@ -317,7 +320,7 @@ class Requests:
             if isinstance(found, ClosedRequest):
                 waiter.settle(found)
             else:
-                known = await self._dispatch.move(found.model, found.request_id)
+                known = await self._dispatch.move(found.queue, found.request_id)
                 if not known:
                     await self._flows.move(found.request_id)
 
@@ -348,7 +351,7 @@ class Requests:
         """Cancel a request if it still runs. Raise ``NotFound``."""
         found = await self.lookup.find(account_id, request_id, whole=False)
         if isinstance(found, OpenRequest):
-            await self._cancellation.cancel(found.model, found.request_id)
+            await self._cancellation.cancel(found.queue, found.request_id)
 
     async def release(self, request_id: str) -> None:
         """Close a request that the operator gave up, without a charge."""

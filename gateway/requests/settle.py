@@ -30,8 +30,8 @@ from gateway.ledger.expenses import run_record
 from gateway.ledger.settle import Closing, Settlement
 from gateway.ledger.workflow_plan import StepId, read_step_id
 from gateway.ledger.writer import LedgerWriter
-from gateway.performance import count_delivered, count_speed
 from gateway.requests.large_outputs import LargeOutputs
+from gateway.requests.measured import count_delivered, count_speed
 from gateway.requests.notes import keep_notes
 from gateway.requests.streamed import NOT_STREAMED, Streamed, either, read_streamed
 from gateway.requests.unread import keep_unread

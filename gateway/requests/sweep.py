@@ -176,7 +176,7 @@ class Sweeper:
     async def _requeue(self, found: Sequence[OpenId]) -> int:
         by_model: defaultdict[str, list[RequestId]] = defaultdict(list)
         for one in found:
-            by_model[one.model].append(one.request_id)
+            by_model[one.queue].append(one.request_id)
         total = 0
         for model, ids in by_model.items():
             missing = sorted(await self._dispatch.missing(model, ids))

@@ -71,8 +71,10 @@ class Ticket:
         request_id: RequestId,
         accepted_at: datetime,
         admitted: Admitted | None = None,
+        *,
+        queue: str | None = None,
     ) -> None:
-        """``admitted`` is None for a request that was accepted earlier."""
+        """``admitted`` is None for a request that was accepted earlier, and is in ``queue``."""
         self._services = services
         self.account_id = account_id
         self._submission = submission
@@ -81,6 +83,7 @@ class Ticket:
         self.accepted_at = accepted_at
         self._admitted = None if admitted is None or admitted.replayed else admitted
         self.replayed = self._admitted is None
+        self._queue = self._admitted.job.model if self._admitted else queue or submission.model
         self._incremental = self._admitted.incremental if self._admitted else None
         self._extend_at = 0.0
         self._look_first = self.replayed
@@ -99,17 +102,18 @@ class Ticket:
         except OUTAGE:
             if self._admitted is None:
                 raise
-            job = self._admitted.job
+            job, model = self._admitted.job, self._admitted.quoted.entry.name
             return OpenRequest(
                 self.request_id,
                 self.account_id,
-                job.model,
+                model,
                 job.task,
                 "queued",
                 self._admitted.hold_nanos,
                 self._admitted.accepted_at,
                 self._admitted.deadline_at,
                 metadata=self._submission.metadata or {},
+                served_by=job.model if job.model != model else None,
             )
 
     @property
@@ -217,7 +221,7 @@ class Ticket:
                     await services.extender.extend(hold, extension)
             if hold.used_up:
                 self._incremental = None
-                await services.extender.cut(self.model, self.request_id, hold.shortage or "")
+                await services.extender.cut(self._queue, self.request_id, hold.shortage or "")
         except OUTAGE as error:
             self._extend_at = time.monotonic() + EXTEND_AGAIN_S
             log.warning("could not extend the hold of %s: %s", self.request_id, outage_name(error))
@@ -257,7 +261,9 @@ class Ticket:
         submission = self._submission
         # With an idempotency key the request goes on, because its client will ask for it again.
         if self._closed is None and submission.waits and submission.idempotency is None:
-            self._services.cancellation.leave(self.account_id, submission, self.request_id)
+            self._services.cancellation.leave(
+                self.account_id, self.request_id, self._queue, submission.fingerprint
+            )
 
 
 async def _disconnected(request: Request[Any, Any, Any]) -> None:

@@ -175,6 +175,8 @@ holds = Table(
     Column("metadata", OptionalJson),
     # Budget windows in which it counts, as [budget, start in µs]; copied to its receipt.
     Column("windows", OptionalJson),
+    # The model in whose queue it is, if not the one that was ordered.
+    Column("served_by", String(200)),
     # For an incremental hold: output tokens covered so far, and why the stream was cut.
     Column("held_tokens", BigInteger),
     Column("cut", String(32)),

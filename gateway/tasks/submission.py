@@ -60,6 +60,14 @@ class Submission:
     """Name by which the client addressed the model, if it is not the model's own."""
     origin: str | None = None
     """Id of the request that this one is derived from."""
+    group: str | None = None
+    """Requests of one group, such as a batch, run on the same version of their model."""
+
+    def sticky_key(self, account_id: int) -> str:
+        """Return what a retry has in common with its original; empty if there is nothing."""
+        if self.group is not None:
+            return self.group
+        return f"{account_id}:{self.idempotency.key}" if self.idempotency is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +84,10 @@ class OpenRequest:
     deadline_at: datetime
     position: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    served_by: str | None = None
+    """The model that runs it, if not the one that was ordered."""
+
+    @property
+    def queue(self) -> str:
+        """The model in whose queue it is."""
+        return self.served_by or self.model

@@ -86,6 +86,28 @@ def test_alias_that_is_already_a_name_is_reported(file: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("share", "other", "expected"),
+    [
+        ("pinter: 5", "", "unknown model; name an entry of the catalog"),
+        ("painter: 5", "", "the entry itself, which runs the rest anyway"),
+        ("drawer: 0", "", "should be greater than 0"),
+        ("drawer: 5", "also: [image-edit]", "it does text-to-image, image-edit, not text-to-image"),
+        ("drawer: 5", "limits: {images: 4}", "it must accept the same requests, but differs in"),
+        ("drawer: 5", "canary: {painter: 1}", "an entry with versions of its own, cannot be"),
+    ],
+)
+def test_version_that_cannot_stand_in_is_refused(
+    file: Path, share: str, other: str, expected: str
+) -> None:
+    second = RIGHT.removeprefix("models:\n").replace("painter", "drawer") + f"    {other}\n"
+
+    said = problems(file, RIGHT + f"    canary: {{{share}}}\n" + second)
+
+    assert said[0].startswith(f"6:14: models[0].canary.{share.split(':')[0]}: ")
+    assert expected in said[0]
+
+
 def test_price_without_a_unit_is_reported_with_all_units(file: Path) -> None:
     said = problems(file, RIGHT.replace("unit: image, ", ""))
 

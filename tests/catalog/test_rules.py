@@ -63,6 +63,20 @@ def test_valid_entry_has_no_conflicts() -> None:
             "the dialect gmi needs `credential`",
         ),
         ({"also": ["text-to-video"]}, "also.0", "text-to-video is listed twice"),
+        ({"canary": {"a": 60, "b": 41}}, "canary", "the shares add up to 101 %; at most 100"),
+        (
+            {"engine": None, "upstream": {"endpoints": [{"url": "http://a", "weight": 1}]}},
+            "upstream.endpoints",
+            "tier 0 has one endpoint, which receives every call",
+        ),
+        (
+            {
+                "engine": None,
+                "upstream": {"endpoints": [{"url": "http://a", "weight": 1}, {"url": "http://b"}]},
+            },
+            "upstream.endpoints",
+            "of the endpoints of tier 0, give all a `weight` or none",
+        ),
         (
             {"also": ["image-to-video", "image-to-video"]},
             "also.1",

@@ -70,9 +70,10 @@ async def until(condition: Any) -> None:
 async def agent(*services: Upstream, **changes: Any) -> AsyncIterator[Agent]:
     """The first service has tier 0, the others have those of ``tiers``."""
     tiers = changes.pop("tiers", (0,) * len(services))
+    weights = changes.pop("weights", (None,) * len(services))
     places = tuple(
-        EndpointSpec(service.url, model=f"model-{number}", tier=tier)
-        for number, (service, tier) in enumerate(zip(services, tiers, strict=True))
+        EndpointSpec(service.url, model=f"model-{number}", tier=tier, weight=weight)
+        for number, (service, tier, weight) in enumerate(zip(services, tiers, weights, strict=True))
     )
     made = Agent(UpstreamSpec(endpoints=places, **changes))
     async with running(made):
@@ -99,6 +100,31 @@ async def test_work_goes_to_the_least_busy() -> None:
     assert (len(first.requests), len(second.requests)) == (3, 3)
     served = {outcome.output["served_by"] for outcome in made.outcomes.values()}
     assert served == {"model-0", "model-1"}
+
+
+async def test_weights_share_the_calls_and_a_job_runs_at_the_same_endpoint_again() -> None:
+    async with (
+        upstream() as first,
+        upstream() as second,
+        agent(first, second, weights=(3, 1)) as made,
+    ):
+        served = []
+        for number in [*range(1, 21), *range(1, 21)]:
+            outcome = await made.ask(number)
+            served.append(outcome.details.served_by)
+            assert outcome.output["served_by"] == outcome.details.served_by
+
+    assert served[:20] == served[20:]
+    assert served[:20].count("model-0") > served[:20].count("model-1") > 0
+
+
+async def test_weighted_endpoint_that_refuses_is_replaced_by_the_other() -> None:
+    async with upstream() as first, upstream() as second:
+        first.answer = refuse_busily
+        async with agent(first, second, weights=(10_000, 1)) as made:
+            outcome = await made.ask()
+
+    assert outcome.details.served_by == "model-1"
 
 
 async def test_fallback_answers_and_is_named_when_the_first_tier_fails() -> None:

@@ -25,6 +25,8 @@ class RunDetails(msgspec.Struct, frozen=True, omit_defaults=True):
     """Most requests that shared a step with this one, itself included."""
     endpoint: str = ""
     """Host of the upstream's endpoint."""
+    served_by: str = ""
+    """The endpoint that was chosen of several, by its model."""
 
 
 class UnreadResult(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -114,6 +114,13 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     stored_input: BlobRef | None = None
     """Location of ``input`` if it is too large for the queue, as ``pack_value`` wrote it; ``input``
     is then empty. Deleted when the request ends."""
+    sticky_key: str = ""
+    """Jobs with the same key are run by the same version of a model. Default: the id."""
+
+    @property
+    def drawn_by(self) -> str:
+        """The key that chooses one of several versions."""
+        return self.sticky_key or self.request_id
 
 
 class ToolCall(msgspec.Struct, frozen=True):

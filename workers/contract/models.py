@@ -24,6 +24,8 @@ class EndpointSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """Fallback level: an endpoint is used only if none of a lower tier accepts work. It may serve
     another model."""
     concurrency: int | None = None
+    weight: int | None = None
+    """Share of the calls among the endpoints of its tier; without weights, load decides."""
 
 
 class UpstreamSpec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -53,6 +55,7 @@ class UpstreamSpec(msgspec.Struct, frozen=True, omit_defaults=True):
                 one.credential or self.credential,
                 one.tier,
                 one.concurrency or self.concurrency,
+                one.weight,
             )
             for one in self.endpoints or (EndpointSpec(self.url),)
         )

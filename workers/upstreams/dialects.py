@@ -31,6 +31,11 @@ class Call(Protocol):
         """Host of the endpoint that received the job, or an empty string."""
         ...
 
+    @property
+    def served_by(self) -> str:
+        """Label of that endpoint if there are several, or an empty string."""
+        ...
+
     async def handover_ready(self) -> None:
         """Wait until another worker can take over the job without submitting it twice."""
         ...

@@ -3,7 +3,8 @@
 After several consecutive failures, an endpoint receives no calls until a probe succeeds. Probes are
 sent at growing intervals, so that no client's request is used for probing. A busy endpoint is
 paused for its ``Retry-After``. Endpoints of a higher tier, which may serve another model, are used
-only if no other endpoint accepts work.
+only if no other endpoint accepts work. If the endpoints of a tier have weights, the job decides
+instead of the load.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import contextlib
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
 from workers.contract.models import EndpointSpec, UpstreamSpec
+from workers.contract.shares import choose
 from workers.upstreams.connections import Connections, ExchangeError
 
 log = logging.getLogger(__name__)
@@ -42,7 +45,10 @@ class Endpoint:
         prefix: str = "",
     ) -> None:
         self.model = spec.model or model
+        self.label = ""
+        """Its name among several endpoints: its model, with its host if others have that model."""
         self.tier = spec.tier
+        self.weight = spec.weight
         self.concurrency = spec.concurrency or 1
         self.credential = credential
         self.in_flight = 0
@@ -136,21 +142,26 @@ class Endpoints:
             )
             for spec in usable(upstream, environ)
         ]
+        models = Counter(endpoint.model for endpoint in self.all)
+        for endpoint in self.all if len(self.all) > 1 else ():
+            host = f"@{endpoint.host}" if models[endpoint.model] > 1 else ""
+            endpoint.label = f"{endpoint.model}{host}"
 
     @property
     def down(self) -> bool:
         """Whether all endpoints are down."""
         return all(endpoint.is_down for endpoint in self.all)
 
-    def choose(self, avoid: Collection[Endpoint] = ()) -> Endpoint | None:
-        """Return the least busy endpoint of the lowest tier that accepts work, if possible not one
-        of ``avoid``. Return None if all are down."""
+    def choose(self, avoid: Collection[Endpoint] = (), key: str = "") -> Endpoint | None:
+        """Return an endpoint of the lowest tier that accepts work, if possible not one of
+        ``avoid``: the one that the job's key chooses by weight, or else the least busy one. Return
+        None if all are down."""
         well = [endpoint for endpoint in self.all if not endpoint.is_down]
         ready = [one for one in well if not one.is_paused and one.load < 1.0]
         # Prefer a higher tier to an endpoint that has just failed or is at capacity.
         for group in ([one for one in ready if one not in avoid], ready, well):
             if group:
-                return min(group, key=lambda one: (one.tier, one.load))
+                return _of_lowest_tier(group, key)
         return None
 
     def has_other(self, avoid: Collection[Endpoint]) -> bool:
@@ -160,6 +171,16 @@ class Endpoints:
     async def close(self) -> None:
         for endpoint in self.all:
             await endpoint.close()
+
+
+def _of_lowest_tier(group: Sequence[Endpoint], key: str) -> Endpoint:
+    lowest = min(endpoint.tier for endpoint in group)
+    tier = [endpoint for endpoint in group if endpoint.tier == lowest]
+    weights = {one.url + one.model: one.weight for one in tier if one.weight is not None}
+    if not weights:
+        return min(tier, key=lambda one: one.load)
+    chosen = choose(weights, key)
+    return next(one for one in tier if one.url + one.model == chosen)
 
 
 def usable(upstream: UpstreamSpec, environ: Mapping[str, str]) -> Sequence[EndpointSpec]:

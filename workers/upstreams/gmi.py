@@ -187,6 +187,10 @@ class MediaCall:
     def endpoint(self) -> str:
         return "" if self._request is None else self._request.endpoint.host
 
+    @property
+    def served_by(self) -> str:
+        return "" if self._request is None else self._request.endpoint.label
+
     async def handover_ready(self) -> None:
         await self._handover_ready.wait()
 
@@ -301,7 +305,9 @@ class MediaCall:
                 await self._notes.keep("")  # another worker may submit it
                 raise
 
-        return await try_endpoints(self._client.endpoints, attempt, retried=_NOT_ACCEPTED)
+        return await try_endpoints(
+            self._client.endpoints, attempt, retried=_NOT_ACCEPTED, key=self._job.drawn_by
+        )
 
     async def _submit_to(
         self, endpoint: Endpoint, files: Sequence[File]

@@ -181,12 +181,14 @@ class UpstreamHost:
             # Events count chunks if an upstream does not report tokens; its usage is exact.
             tokens=outcome.usage.output_tokens or times.tokens,
         )
-        endpoint = "" if run.call is None else run.call.endpoint
+        details = RunDetails()
+        if run.call is not None:
+            details = RunDetails(endpoint=run.call.endpoint, served_by=run.call.served_by)
         outcome = msgspec.structs.replace(
             _with_delivery(run, outcome),
             timings=timings,
             worker=self._worker,
-            details=RunDetails(endpoint=endpoint),
+            details=details,
         )
         run.call = None  # it refers to the run: without this, only a collection would free both
         self._report((), ((run.job.request_id, outcome),))

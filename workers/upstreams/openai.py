@@ -165,6 +165,10 @@ class ChatCall:
     def endpoint(self) -> str:
         return "" if self._endpoint is None else self._endpoint.host
 
+    @property
+    def served_by(self) -> str:
+        return "" if self._endpoint is None else self._endpoint.label
+
     async def handover_ready(self) -> None:
         """Return immediately: an interrupted call is made again from the beginning."""
 
@@ -259,7 +263,9 @@ class ChatCall:
         async def attempt(endpoint: Endpoint) -> Response:
             return await self._send_once(endpoint, {"model": endpoint.model, **body})
 
-        return await try_endpoints(self._client.endpoints, attempt, retried=_NOT_STARTED)
+        return await try_endpoints(
+            self._client.endpoints, attempt, retried=_NOT_STARTED, key=self._job.drawn_by
+        )
 
     async def _send_once(self, endpoint: Endpoint, body: dict[str, Any]) -> Response:
         if self._endpoint is not None:

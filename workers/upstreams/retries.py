@@ -38,13 +38,15 @@ async def try_endpoints(
     attempt: Callable[[Endpoint], Awaitable[_T]],
     *,
     retried: tuple[type[Exception], ...],
+    key: str = "",
 ) -> _T:
-    """Call ``attempt`` with an endpoint. After an error of ``retried``, try another endpoint, or
-    pause if there is none. Raise the last error, or ``NoEndpointError``."""
+    """Call ``attempt`` with an endpoint, chosen by the job's key if they have weights. After an
+    error of ``retried``, try another endpoint, or pause if there is none. Raise the last error, or
+    ``NoEndpointError``."""
     avoid: set[Endpoint] = set()
     attempts = max(ATTEMPTS, len(endpoints.all))
     for number in itertools.count(1):
-        endpoint = endpoints.choose(avoid)
+        endpoint = endpoints.choose(avoid, key)
         if endpoint is None:
             break
         avoid.add(endpoint)

@@ -38,6 +38,8 @@ class MarginGroupView(MarginSumsView, total=False):
     task: str
     device: str
     dtype: str
+    endpoint: str
+    served_by: str
 
 
 MarginReportView = TypedDict(
@@ -62,7 +64,8 @@ class MarginsController(Controller):
     @get(
         "/",
         operation_id="GetMargins",
-        summary="Revenue, cost and margin by model, device, precision, account, key, task or time",
+        summary="Revenue, cost and margin by model, version, device, precision, account, key, task "
+        "or time",
     )
     async def margins(
         self,

@@ -116,9 +116,10 @@ class CatalogController(Controller):
                 refuse_visitor(request)
             entry = _find(request, name.removesuffix(STATS))
             kind = output_kind(entry.task)
-            return json_response(
-                await request.services.performance.stats(entry.name, entry.slo, window, kind=kind)
+            stats = await request.services.performance.stats(
+                entry.name, entry.slo, window, kind=kind
             )
+            return json_response(stats if "admin" in request.key.scopes else _of_all(stats))
         if name.endswith(PROVIDERS) and live.find(name.strip("/")) is None:
             entry = _find(request, name.removesuffix(PROVIDERS))
             view = model_view(
@@ -263,6 +264,11 @@ class CatalogController(Controller):
             for_operator="admin" in request.key.scopes,
         )
         return json_response(_full_view(request, view, entry))
+
+
+def _of_all(stats: StatsView) -> StatsView:
+    """Return statistics without those of each version, which concern the operator alone."""
+    return cast("StatsView", {name: stats[name] for name in stats if name != "versions"})  # type: ignore[literal-required]  # its own
 
 
 def _with_price_origin(model: ModelView, whose: WhosePriceView) -> OfferedModelView:

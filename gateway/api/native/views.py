@@ -111,6 +111,7 @@ class MarginView(TypedDict):
     dtype: str
     rows: int
     endpoint: str
+    served_by: str
     device_seconds: str
     device_cost: str | None
     upstream_cost: str | None
@@ -293,7 +294,7 @@ def margin_view(closed: ClosedRequest, returned_nanos: int, rates: ExpenseRates)
     usage, run, cost = closed.usage, closed.run, closed.expense_nanos
     hour_nanos = rates.hour_of(run.device)
     if cost is None and usage.gpu_us and not run.endpoint:
-        run, cost = with_cost(run, rates, closed.model, usage)
+        run, cost = with_cost(run, rates, run.served_by or closed.model, usage)
     kept = closed.cost_nanos - returned_nanos
     view: MarginView = {
         "worker": run.worker,
@@ -302,6 +303,7 @@ def margin_view(closed: ClosedRequest, returned_nanos: int, rates: ExpenseRates)
         "dtype": run.dtype,
         "rows": run.rows,
         "endpoint": run.endpoint,
+        "served_by": run.served_by or closed.model,
         "device_seconds": f"{usage.gpu_us / 1e6:.6f}",
         "device_cost": None if run.device_nanos is None else format_usd(run.device_nanos),
         "upstream_cost": None if run.upstream_nanos is None else format_usd(run.upstream_nanos),

@@ -74,7 +74,8 @@ def _labels(page: pa.Table, report: UsageSums) -> dict[str, Any]:
         elif name in LABEL_IDS:
             labels[name] = page[LABEL_IDS[name]]
         elif name in RUN:
-            labels[name] = pc.fill_null(_member(page["run"], name), "")
+            unknown = page["model"] if name == "served_by" else ""
+            labels[name] = pc.coalesce(_member(page["run"], name), unknown)
         elif name.startswith(TAG):
             tag = _member(page["metadata"], name.removeprefix(TAG))
             labels[name] = pc.fill_null(tag, "")

@@ -28,7 +28,7 @@ from gateway.tables.settlement_time import settled_within
 TIMES: Final = ("minute", "hour", "day", "month")
 DIMENSIONS: Final = (*TIMES[1:], "account", "key", "model", "task")
 """Dimensions for clients; internal callers also use minute, ``account_id`` and ``key_id``."""
-RUN: Final = ("device", "dtype")
+RUN: Final = ("device", "dtype", "endpoint", "served_by")
 """Further dimensions for operators, which only receipts have."""
 TAG: Final = "tag:"
 DAYS_MAX: Final = 800
@@ -380,7 +380,8 @@ def _columns(
         elif name == "key":
             columns[name] = keys.c.prefix.label(name)
         elif name in RUN:
-            columns[name] = func.coalesce(receipts.c.run[name].as_string(), "").label(name)
+            unknown = receipts.c.model if name == "served_by" else ""
+            columns[name] = func.coalesce(receipts.c.run[name].as_string(), unknown).label(name)
         elif name.startswith(TAG):
             tag = receipts.c["metadata"][name.removeprefix(TAG)].as_string()
             columns[name] = func.coalesce(tag, "").label(name)
