@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "credit": "credit:credit",
     "erase": "erase:erase_command",
     "export": "reports:export_command",
+    "feedback": "feedback:feedback_commands",
     "invoice": "periods:invoice",
     "key": "accounts:key",
     "ledger": "reports:ledger_command",

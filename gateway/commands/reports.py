@@ -18,7 +18,7 @@ from gateway.billing.entries import LedgerEntry, entries
 from gateway.billing.exports.footer import Footer, Format, Profile, encode_footer
 from gateway.billing.reconciliation import prove_here, run_reconciliation
 from gateway.billing.usage.archived import add_archived
-from gateway.billing.usage.margins import margin_sums
+from gateway.billing.usage.margins import margin_views, ratings_of
 from gateway.billing.usage.report import (
     Filters,
     Group,
@@ -103,7 +103,7 @@ def usage_command(
         filters = Filters(account_ids=owner.account_ids, models=(model,) if model else None)
         return stored_usage(connection, span, by, filters)
 
-    groups = _usage(read)
+    groups = _usage(read).groups
     whole = total(groups)
     whole.labels = {name: "total" if name == by[0] else "" for name in by}
     print_rows([*groups, whole], _usage_row, as_json)
@@ -132,10 +132,11 @@ def margin_command(
         span = read_span(first, last, tz, now=datetime.now(UTC))
         return stored_usage(connection, span, by, Filters(models=(model,) if model else None))
 
-    groups = _usage(read)
-    whole = total(groups)
-    whole.labels = {name: "total" if name == by[0] else "" for name in by}
-    print_rows([*groups, whole], lambda group: {**group.labels, **margin_sums(group)}, as_json)
+    report = _usage(read)
+    with snapshot() as connection:
+        groups, whole = margin_views(report, ratings_of(connection, report))
+    labels = {name: "total" if name == by[0] else "" for name in by}
+    print_rows([*groups, {**labels, **whole}], dict, as_json)
 
 
 @click.command(
@@ -246,14 +247,14 @@ def reconcile_command(whole: bool, rebuild_sums: bool, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-def _usage(read: Callable[[Connection], UsageSums]) -> list[Group]:
-    """Return the groups of a report, archived months included."""
+def _usage(read: Callable[[Connection], UsageSums]) -> UsageSums:
+    """Return a report, archived months included."""
     settings = read_settings()
     with open_database(settings) as database:
         with database.snapshot() as connection:
             report = read(connection)
         asyncio.run(add_archived(report, database, Blobs(settings.blobs)))
-    return report.groups
+    return report
 
 
 def _usage_row(group: Group) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from gateway.sql.database import Database, upsert
 from gateway.sql.outages import QUEUE_OUTAGE
 from gateway.tables.batches import batches, files
 from gateway.tables.core import accounts, holds, idempotency, outputs, receipts
+from gateway.tables.feedback import feedback
 from gateway.tables.files import media
 from gateway.tables.retention import erasures
 from gateway.tables.set_aside import set_aside
@@ -353,6 +354,7 @@ def _change_requests(connection: Connection, *, rows: Sequence[Any], dry: bool) 
     changes: Sequence[tuple[str, Table, ColumnElement[bool], Mapping[str, None]]] = (
         ("outputs", outputs, outputs.c.request_id.in_(ids), {}),
         ("idempotency_keys", idempotency, keys, {}),
+        ("feedback", feedback, feedback.c.request_id.in_(ids), {}),
         ("webhooks", webhook_deliveries, webhook_deliveries.c.request_id.in_(ids), {}),
         # Notes on the steps of a workflow run begin with the id of the run.
         ("set_aside", set_aside, func.substr(set_aside.c.name, 1, ID_CHARS).in_(ids), {}),

@@ -24,6 +24,7 @@ from sqlalchemy import (
 from gateway.tables.audit import audit_events
 from gateway.tables.batches import batches, file_reservations
 from gateway.tables.core import accounts, budgets, idempotency, keys
+from gateway.tables.feedback import feedback
 from gateway.tables.notices import notice_subscriptions, notices
 from gateway.tables.retention import erasures
 from gateway.tables.users import members, users
@@ -133,6 +134,8 @@ PARTS: Final = (
         lambda id: select(idempotency.c.key).where(idempotency.c.account_id == id),
         _delete_keys,
     ),
+    # Of archived requests; that of others is deleted with them.
+    _deleted(feedback, feedback.c.request_id),
     _deleted(file_reservations, file_reservations.c.file_id),
     Part(
         "batches",

@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 from sqlalchemy import Column, Connection, select
 
 from gateway.audit_log import delete_expired
+from gateway.feedback.store import delete_older, oldest_request
 from gateway.files.retention import Cleared, MediaStore
 from gateway.files.store import Files, first_expiry
 from gateway.ledger.holds import delete_expired_outputs, delete_idempotency_keys
@@ -118,6 +119,17 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
                 rows.oldest,
             )
             for rows in (REQUESTS, BATCHES)
+        ),
+        Kind(
+            "feedback",
+            "TOLLGATE_METADATA_RETENTION_DAYS",
+            metadata_kept,
+            in_sql(
+                lambda each, now: delete_older(
+                    each, now - (metadata_kept or AT_ONCE), limit=ROWS_MAX
+                )
+            ),
+            oldest_request,
         ),
         Kind(
             "idempotency_keys",

@@ -6,6 +6,7 @@ They share one metadata. Importing any module imports all of them, so that it is
 from gateway.tables import archives as archives
 from gateway.tables import audit as audit
 from gateway.tables import batches as batches
+from gateway.tables import feedback as feedback
 from gateway.tables import files as files
 from gateway.tables import invoices as invoices
 from gateway.tables import key_uses as key_uses

@@ -42,6 +42,8 @@ READING = {
     "catalog show",
     "catalog whatif",
     "export",
+    "feedback export",
+    "feedback summary",
     "invoice list",
     "invoice print",
     "key list",

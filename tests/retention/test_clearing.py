@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from gateway import metrics
 from gateway.audit_log import Author, record
+from gateway.feedback.store import RatedRequest, put
 from gateway.ids import first_request_id
 from gateway.leases import Lease
 from gateway.ledger.holds import hold
@@ -98,6 +99,8 @@ def row_of_each_kind(books: Books) -> None:
         connection.execute(insert(files).values(**account, **file, created_at=OLD))
         connection.execute(insert(voice_recordings).values(**account, **recording, created_at=OLD))
         connection.execute(insert(batches).values(**account, **batch, created_at=OLD))
+        of_request = RatedRequest(id, books.account.id, "m", "text-generation", "m", OLD)
+        put(connection, of_request, rating=3, labels=[], comment="", now=OLD)
         connection.execute(update(webhook_deliveries).values(outcome="gone", ended_at=OLD))
         subscribe(connection, books.account.id, "mailto:ann@example.com", None)
         told = Notice("k", books.account.id, "key.expired", "key 1", "Expired", "Expired.", {})
@@ -139,7 +142,8 @@ async def test_what_has_no_retention_is_kept(books: Books, tmp_path: Path) -> No
     cleared = await retention(books, tmp_path, **endless).clear_due()
 
     assert cleared is not None
-    assert {"request_metadata", "batch_metadata", "webhooks", "audit_events"}.isdisjoint(cleared)
+    kept = {"request_metadata", "batch_metadata", "feedback", "webhooks", "audit_events"}
+    assert kept.isdisjoint(cleared)
     assert tagged(books) == 3
 
 
@@ -154,7 +158,7 @@ async def test_one_process_clears_at_a_time(books: Books, tmp_path: Path) -> Non
     cleared = await retention(books, tmp_path).clear_due()
 
     assert cleared is not None
-    assert len(cleared) == 10
+    assert len(cleared) == 11
 
 
 async def test_a_kind_that_fails_stops_no_other(books: Books, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from gateway.accounts.budgets import create_budget
 from gateway.audit_log import Author
 from gateway.billing.statements.close import rehearse_close
 from gateway.errors import Conflict, NotFound, Unavailable
+from gateway.feedback.store import RatedRequest, put
 from gateway.files.retention import MediaStore
 from gateway.files.store import Files
 from gateway.ledger.closed import Output, RequestError
@@ -103,6 +104,10 @@ class Person:
                 output=Output({"text": ANN}),
             )  # fmt: skip
         self.books.settle(end)
+        now = datetime.now(UTC)
+        rated = RatedRequest(order.request_id, self.id, "m", "text-generation", "m", now)
+        with self.database.transaction() as connection:
+            put(connection, rated, rating=1, labels=[ANN], comment=f"{ANN} is sad", now=now)
         return order.request_id
 
     def close(self) -> None:
@@ -158,9 +163,9 @@ async def test_everything_personal_of_an_account_goes_and_its_money_stays(
     monkeypatch.setattr(erasure, "ROWS_MAX", 2)
     named = person.where_named()
     assert named >= {
-        "accounts", "audit_events", "batches", "blobs", "budgets", "files", "idempotency", "keys",
-        "notice_deliveries", "notice_subscriptions", "notices", "outputs", "receipts", "users",
-        "voice_recordings", "webhook_deliveries",
+        "accounts", "audit_events", "batches", "blobs", "budgets", "feedback", "files",
+        "idempotency", "keys", "notice_deliveries", "notice_subscriptions", "notices", "outputs",
+        "receipts", "users", "voice_recordings", "webhook_deliveries",
     }  # fmt: skip
     with pytest.raises(Conflict, match="close it first"):
         await person.erase(account=ANN)

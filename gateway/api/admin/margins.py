@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Literal, TypedDict, cast
+from typing import Annotated, Literal, TypedDict
 
 from litestar import Controller, Response, get
 from litestar.params import FromQuery, QueryParameter
@@ -13,34 +13,19 @@ from gateway.api.http.answers import json_response
 from gateway.api.http.request import ApiRequest
 from gateway.api.native.usage import one_of
 from gateway.billing.usage.archived import add_archived
-from gateway.billing.usage.margins import MarginSumsView, margin_sums
+from gateway.billing.usage.margins import (
+    MarginGroupView,
+    Ratings,
+    margin_views,
+    ratings_of,
+)
 from gateway.billing.usage.report import (
     Filters,
-    Group,
-    Span,
     UsageSums,
     read_dimensions,
     read_span,
     stored_usage,
-    total,
 )
-
-
-class MarginGroupView(MarginSumsView, total=False):
-    """A group with its labels."""
-
-    hour: str
-    day: str
-    month: str
-    account: str
-    key: str
-    model: str
-    task: str
-    device: str
-    dtype: str
-    endpoint: str
-    served_by: str
-
 
 MarginReportView = TypedDict(
     "MarginReportView",
@@ -79,13 +64,15 @@ class MarginsController(Controller):
         by = read_dimensions(group_by, accounts=True, margins=True)
         filters = Filters(models=one_of(model))
 
-        def read(connection: Connection) -> tuple[Span, UsageSums]:
+        def read(connection: Connection) -> tuple[UsageSums, Ratings | None]:
             span = read_span(first, last, tz, now=datetime.now(UTC))
-            return span, stored_usage(connection, span, by, filters)
+            report = stored_usage(connection, span, by, filters)
+            return report, ratings_of(connection, report)
 
         services, account_id = request.services, request.key.account_id
-        span, report = await services.database.report(read, account_id=account_id)
+        report, ratings = await services.database.report(read, account_id=account_id)
         await add_archived(report, services.database, services.blobs, account_id=account_id)
+        span, (groups, whole) = report.span, margin_views(report, ratings)
         return json_response(
             {
                 "object": "list",
@@ -93,11 +80,7 @@ class MarginsController(Controller):
                 "to": span.ends_at.astimezone(span.zone).isoformat(),
                 "tz": tz,
                 "group_by": list(by),
-                "data": [_view(group) for group in report.groups],
-                "total": _view(total(report.groups)),
+                "data": groups,
+                "total": whole,
             }
         )
-
-
-def _view(group: Group) -> MarginGroupView:
-    return cast("MarginGroupView", {**group.labels, **margin_sums(group)})

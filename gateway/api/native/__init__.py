@@ -1,4 +1,4 @@
-"""The native API: requests of every task, receipts, usage, limits, uploads, webhooks, notices."""
+"""The native API: requests of every task, feedback, receipts, usage, limits, uploads, notices."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from gateway.api.native.accounts import AccountController
 from gateway.api.native.blobs import BlobsController
 from gateway.api.native.catalog import CatalogController
 from gateway.api.native.exports import ExportsController
+from gateway.api.native.feedback import FeedbackController
 from gateway.api.native.keys import OwnKeysController
 from gateway.api.native.ledger import LedgerController
 from gateway.api.native.limits import LimitsController
@@ -28,6 +29,7 @@ HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (
     BlobsController,
     CatalogController,
     ExportsController,
+    FeedbackController,
     LedgerController,
     LimitsController,
     ListsController,

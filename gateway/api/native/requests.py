@@ -50,6 +50,8 @@ from gateway.catalog.tasks import Task, makes
 from gateway.checks.strict import StrictModel
 from gateway.dispatch.follow import FollowedEvent
 from gateway.errors import InvalidRequest, NotFound
+from gateway.feedback.store import find
+from gateway.feedback.views import feedback_view
 from gateway.files.download_urls import UrlSigner
 from gateway.ledger.closed import ClosedRequest
 from gateway.pricing import SERVICE_CLASSES
@@ -154,8 +156,10 @@ class RequestsController(Controller):
     ) -> Response[RequestView]:
         found = await request.services.requests.lookup.find(request.key.account_id, request_id)
         view = request_view(found, links_of(request))
-        if media == "base64" and isinstance(found, ClosedRequest):
-            await _with_bytes(request, found, view)
+        if isinstance(found, ClosedRequest):
+            if media == "base64":
+                await _with_bytes(request, found, view)
+            await _with_feedback(request, view)
         return json_response(view, headers=request_headers(found.request_id))
 
     @get(
@@ -293,6 +297,16 @@ async def _with_bytes(request: ApiRequest, closed: ClosedRequest, view: RequestV
     for (position, _), text in zip(found, texts, strict=True):
         assert view["output"] is not None
         view["output"]["media"][position]["b64_json"] = text
+
+
+async def _with_feedback(request: ApiRequest, view: RequestView) -> None:
+    """Add the feedback on a request to its view, if there is any."""
+    account_id = request.key.account_id
+    found = await request.services.database.read(
+        lambda connection: find(connection, account_id, view["id"])
+    )
+    if found is not None:
+        view["feedback"] = feedback_view(found)
 
 
 def _to_quote(requests: Requests, body: dict[str, Any]) -> Submission:

@@ -10,6 +10,7 @@ import msgspec
 from gateway.api.http.media_views import MediumView, media_views
 from gateway.catalog.schema import Slo
 from gateway.checks.moments import timestamp
+from gateway.feedback.views import FeedbackView
 from gateway.files.download_urls import UrlSigner
 from gateway.ledger.closed import ClosedRequest, RequestError
 from gateway.ledger.expenses import ExpenseRates, with_cost
@@ -44,6 +45,7 @@ class RequestView(OrderedAs):
     created_at: str
     settled_at: str | None
     metadata: dict[str, str]
+    feedback: NotRequired[FeedbackView]
     queue_position: NotRequired[int | None]
     expires_at: NotRequired[str]
 

@@ -1,0 +1,1 @@
+"""Feedback of accounts on their requests."""
