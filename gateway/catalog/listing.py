@@ -11,7 +11,7 @@ from gateway.catalog.derived import once_per_entry
 from gateway.catalog.market.contract import Contract, contract_of
 from gateway.catalog.picking.typical import Find, typical_nanos, typical_usage
 from gateway.catalog.picking.words import strengths_of
-from gateway.catalog.schema import CatalogEntry, PriceLine
+from gateway.catalog.schema import CatalogEntry, PriceLine, Vocabulary
 from gateway.catalog.tasks import TASKS, Modality, Task
 from gateway.catalog.views import (
     BatchPriceView,
@@ -118,10 +118,14 @@ def _fixed_view(entry: CatalogEntry) -> EntryView:
         "roles": list(entry.roles),
         "why": entry.why,
         "strengths": list(strengths_of(entry)),
-        "vocabulary": list(entry.vocabulary.words) if entry.vocabulary else None,
+        "vocabulary": _vocabulary_view(entry.vocabulary) if entry.vocabulary else None,
         "examples": examples_of(entry),
         "contract": _contract_view(found) if (found := contract_of(entry)) else None,
     }
+
+
+def _vocabulary_view(vocabulary: Vocabulary) -> list[str]:
+    return list(vocabulary.characters or vocabulary.words)
 
 
 def examples_of(entry: CatalogEntry) -> list[dict[str, Any]]:

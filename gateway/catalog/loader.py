@@ -30,7 +30,7 @@ from gateway.catalog.schema import (
     Vocabulary,
 )
 from gateway.catalog.tasks import TASKS
-from gateway.catalog.vocabulary import NoWords, with_words
+from gateway.catalog.vocabulary.files import NoWords, with_words
 from gateway.catalog.workflow import Step, Workflow, WorkflowInput
 from gateway.pricing import UNITS
 

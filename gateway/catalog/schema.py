@@ -203,16 +203,19 @@ class Slo(CatalogModel):
 
 
 class Vocabulary(CatalogModel):
-    """The words that a model understands; it ignores all others."""
+    """The words that a model understands, or the characters; it ignores all others."""
 
     file: Text | None = None
     """Tokenizer file of whole words, relative to the checkpoint; ``load_catalog`` reads it."""
     words: Annotated[tuple[Text, ...], Field(max_length=10_000)] = ()
+    """Further words than those of the file, if there is one."""
+    characters: Annotated[str, StringConstraints(min_length=1, max_length=10_000)] | None = None
+    """Letters, digits and signs that a model of speech pronounces, with their variants."""
 
     @model_validator(mode="after")
     def _has_source(self) -> Self:
-        if self.file is None and not self.words:
-            raise ValueError("give `file`, a tokenizer file, or `words`")
+        if (self.characters is None) == (self.file is None and not self.words):
+            raise ValueError("give `file`, a tokenizer file, `words` or both; or `characters`")
         return self
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import RowMapping
 from gateway.ledger.expenses import NO_RECORD, RunRecord
 from gateway.pricing import ServiceClass
 from gateway.tables.core import QUANTITIES
-from workers.contract.jobs import BlobRef, RequestId, Timings, Usage
+from workers.contract.jobs import BlobRef, PromptWarning, RequestId, Timings, Usage
 
 Status: TypeAlias = Literal["succeeded", "failed", "cancelled", "expired"]
 
@@ -43,6 +43,8 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     value: dict[str, Any] = {}
     blobs: tuple[BlobRef, ...] = ()
     stored: BlobRef | None = None
+    warnings: tuple[PromptWarning, ...] = ()
+    """What the model did not understand of the prompt."""
 
     def row(self) -> bytes:
         """Encode for SQL, without a value that is stored as a blob."""
@@ -81,6 +83,10 @@ class ClosedRequest:
     run: RunRecord = NO_RECORD
     expense_nanos: int | None = None
     """What the request cost the operator; None if that is not known."""
+
+    @property
+    def warnings(self) -> tuple[PromptWarning, ...]:
+        return self.output.warnings if self.output is not None else ()
 
     @property
     def was_queued(self) -> bool:

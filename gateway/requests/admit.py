@@ -98,6 +98,7 @@ class Admission:
         """
         key, now = caller.key, datetime.now(UTC)
         quoted = self._quotes.quote_entry(submission, entry, now, key.account_id)
+        caller.warnings = quoted.warnings
         if quoted.prepared.sources:
             recorded = await with_recordings(self._voices, key.account_id, quoted.prepared)
             quoted = replace(quoted, prepared=recorded)
@@ -197,6 +198,7 @@ class Admission:
             gateway_note=caller.taken.note if caller.taken is not None else "",
             priority=BATCH_PRIORITY if submission.service_class == "batch" else 0,
             sticky_key=submission.sticky_key(key.account_id),
+            warnings=quoted.warnings,
         )
         payload = packed(encode, job)
         self._quotes.refuse_large(payload, quoted)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from gateway.accounts.budgets import Budget
 from gateway.accounts.keys import KeyInfo
 from gateway.accounts.rates import LimitUsage, RateReservation
+from workers.contract.jobs import PromptWarning
 
 
 @dataclass(slots=True)
@@ -21,6 +24,13 @@ class Caller:
     alias: tuple[str, str] | None = None
     """The alias that was requested, and its model."""
     soft_budgets_exceeded: tuple[Budget, ...] = ()
+    warnings: tuple[PromptWarning, ...] = ()
+
+    def rename_warnings(self, names: Mapping[str, str]) -> None:
+        """Replace names of fields by those of the dialect that was called."""
+        self.warnings = tuple(
+            replace(one, field=names.get(one.field, one.field)) for one in self.warnings
+        )
 
     @property
     def usages(self) -> Sequence[LimitUsage] | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
+import msgspec
 from redis.asyncio import Redis
 from sqlalchemy import (
     ColumnElement,
@@ -38,7 +39,7 @@ from gateway.tables.core import holds, outputs, receipts
 from gateway.tasks.submission import OpenRequest
 from gateway.workflows.store import attempts_at
 from workers.contract.blobs import Blobs
-from workers.contract.jobs import Progress, RequestId, SentEvent
+from workers.contract.jobs import Progress, PromptWarning, RequestId, SentEvent
 from workers.contract.queue import JobState, states
 from workers.contract.streams import EventLog
 
@@ -358,7 +359,8 @@ def _find(
     connection: Connection, account_id: int, request_id: str
 ) -> OpenRequest | ClosedRequest | None:
     # Holds first: a request that is settled in between is found among the receipts.
-    for query, table, read in ((_OPEN, holds, _open), (_CLOSED, receipts, read_closed)):
+    open_one = _OPEN.add_columns(holds.c.job)
+    for query, table, read in ((open_one, holds, _open), (_CLOSED, receipts, read_closed)):
         row = connection.execute(
             query.where(table.c.request_id == request_id, table.c.account_id == account_id)
         )
@@ -476,4 +478,21 @@ def _open(row: RowMapping | Any) -> OpenRequest:
         deadline_at=row["deadline_at"],
         metadata=row["metadata"] or {},
         served_by=row["served_by"],
+        warnings=_warnings(row.get("job")),
     )
+
+
+class _Warned(msgspec.Struct):
+    """The part of a job that is shown while its request is open."""
+
+    warnings: tuple[PromptWarning, ...] = ()
+
+
+def _warnings(job: bytes | None) -> tuple[PromptWarning, ...]:
+    """Read the warnings of a job. Lists have no jobs, and so no warnings of open requests."""
+    if job is None or b"warnings" not in job:
+        return ()
+    try:
+        return msgspec.msgpack.decode(job, type=_Warned).warnings
+    except msgspec.DecodeError:
+        return ()

@@ -24,8 +24,10 @@ from gateway.settings import Settings
 from gateway.tasks.prepared import Prepared
 from gateway.tasks.registry import choose_task, parse, prepare
 from gateway.tasks.submission import Idempotency, Submission
+from gateway.tasks.understanding import check_understood
 from gateway.tasks.workflow_submission import WorkflowSubmission
 from gateway.workflows.plan import PlannedRun, StepModels, from_fields, plan
+from workers.contract.jobs import PromptWarning
 from workers.contract.shares import choose
 
 T = TypeVar("T")
@@ -47,6 +49,8 @@ class Quoted:
     bill: Bill
     workflow: PlannedRun | None = None
     """The steps of a workflow, each with its own quote."""
+    warnings: tuple[PromptWarning, ...] = ()
+    """What the model will not understand of the texts."""
 
     @property
     def input(self) -> dict[str, Any]:
@@ -160,6 +164,7 @@ class Quotes:
             )
         price_id, price = self._live.priced(entry.name, now, account_id, submission.service_class)
         prepared = prepare(entry, value, task=task, prefix=submission.within)
+        warnings = check_understood(entry, vars(value), prefix=submission.within)
         if submission.alias is not None:
             prepared = _with_alias(prepared, submission.alias)
         try:
@@ -169,7 +174,7 @@ class Quotes:
             raise InvalidRequest(
                 "nothing_to_do", f"This input gives {entry.name} nothing to do: {error}."
             ) from None
-        return Quoted(submission, entry, task, price_id, price, prepared, bill)
+        return Quoted(submission, entry, task, price_id, price, prepared, bill, warnings=warnings)
 
     def _quote_workflow(
         self, submission: Submission, entry: CatalogEntry, now: datetime, account_id: int
@@ -201,7 +206,15 @@ class Quotes:
         if submission.alias is not None:
             prepared = _with_alias(prepared, submission.alias)
         return Quoted(
-            submission, entry, entry.task, price_id, price, prepared, planned.bill, planned
+            submission,
+            entry,
+            entry.task,
+            price_id,
+            price,
+            prepared,
+            planned.bill,
+            planned,
+            planned.warnings,
         )
 
     def refuse_large(self, payload: bytes, quoted: Quoted) -> None:

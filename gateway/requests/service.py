@@ -208,7 +208,6 @@ class Requests:
 
     async def submit(self, caller: Caller, submission: Submission) -> Ticket:
         """Accept a submission and queue it, or raise why it is refused."""
-        account_id = caller.key.account_id
         try:
             submission, entry = self.quotes.resolve(submission)
             if caller.key.models is not None:
@@ -216,7 +215,7 @@ class Requests:
             if submission.alias is not None:
                 caller.alias = (submission.alias, entry.name)
             if submission.fingerprint is not None and submission.idempotency is None:
-                joined = await self._rejoin(account_id, submission, submission.fingerprint)
+                joined = await self._rejoin(caller, submission, submission.fingerprint)
                 if joined is not None:
                     return joined
             admitted = await self._admission.admit(caller, submission, entry, new_request_id())
@@ -226,7 +225,7 @@ class Requests:
         # Created before the request is queued, so that no event is missed.
         ticket = Ticket(
             self._services,
-            account_id,
+            caller.key.account_id,
             submission,
             admitted.request_id,
             admitted.accepted_at,
@@ -248,7 +247,7 @@ class Requests:
         return Ticket(self._services, account_id, submission, request_id, accepted_at)
 
     async def _rejoin(
-        self, account_id: int, submission: Submission, fingerprint: str
+        self, caller: Caller, submission: Submission, fingerprint: str
     ) -> Ticket | None:
         """Join a retry after a disconnect to the original request, unless that has come to
         nothing."""
@@ -258,7 +257,7 @@ class Requests:
         if earlier is None:
             return None
         try:
-            found = await self.lookup.find(account_id, earlier, whole=False)
+            found = await self.lookup.find(caller.key.account_id, earlier, whole=False)
         except NotFound:
             return None
         if isinstance(found, ClosedRequest) and (
@@ -266,9 +265,15 @@ class Requests:
         ):
             return None
         metrics.REJOINED.labels(submission.model).inc()
+        caller.warnings = found.warnings
         queue = found.queue if isinstance(found, OpenRequest) else found.model
         return Ticket(
-            self._services, account_id, submission, earlier, found.accepted_at, queue=queue
+            self._services,
+            found.account_id,
+            submission,
+            earlier,
+            found.accepted_at,
+            queue=queue,
         )
 
     async def _enqueue(self, caller: Caller, ticket: Ticket, admitted: Admitted) -> None:

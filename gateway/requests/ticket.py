@@ -114,6 +114,7 @@ class Ticket:
                 self._admitted.deadline_at,
                 metadata=self._submission.metadata or {},
                 served_by=job.model if job.model != model else None,
+                warnings=job.warnings,
             )
 
     @property

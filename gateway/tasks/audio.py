@@ -115,6 +115,9 @@ def prepare_speech(entry: CatalogEntry, task: Task, value: SpeechTask, *, prefix
         raise checked.misfit(task, "speech")
     if not value.text.strip():
         raise checked.refuse("text", "The text is empty.")
+    if value.instructions and checked.local:
+        message = f"{entry.name} does not follow instructions; leave them out."
+        raise checked.refuse("instructions", message, "unsupported_parameter")
     count = checked.counted("text", value.text, entry.limits.characters or TEXT_MAX)
     speed = value.speed or 1.0
     voice, recording = choose_voice(entry, task, value, prefix=prefix)
@@ -183,6 +186,9 @@ def prepare_music(entry: CatalogEntry, task: Task, value: MusicTask, *, prefix: 
     checked, limits = _TaskInput(entry, value, prefix), entry.limits
     if task != "text-to-music":
         raise checked.misfit(task, "music")
+    if value.lyrics and checked.local:
+        message = f"{entry.name} does not sing; leave lyrics out."
+        raise checked.refuse("lyrics", message, "unsupported_parameter")
     text = f"{value.prompt or ''}{value.lyrics or ''}"
     if not text.strip() and not value.mood:
         raise InvalidRequest(

@@ -14,7 +14,7 @@ from gateway.catalog.tasks import Task
 from gateway.pricing import ServiceClass
 from gateway.tasks.registry import Input
 from gateway.tasks.workflow_submission import WorkflowSubmission
-from workers.contract.jobs import RequestId
+from workers.contract.jobs import PromptWarning, RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,7 @@ class OpenRequest:
     metadata: Mapping[str, str] = field(default_factory=dict)
     served_by: str | None = None
     """The model that runs it, if not the one that was ordered."""
+    warnings: tuple[PromptWarning, ...] = ()
 
     @property
     def queue(self) -> str:

@@ -20,6 +20,7 @@ from gateway.errors import TollgateError
 from gateway.files.sources import Given, StoredSource
 from gateway.ledger.closed import Output, RequestError, Status
 from gateway.ledger.workflow_plan import PlannedStep, StepId, WorkflowPlan
+from gateway.tasks.understanding import check_understood
 from gateway.workflows.plan import StepInput, prepare_step
 from gateway.workflows.store import NewStep, StepAttempt, WorkflowRun
 from workers.contract.jobs import BlobRef, Job, RequestId, encode
@@ -103,6 +104,7 @@ def job_of(run: WorkflowRun, step: PlannedStep, attempt: int, entry: CatalogEntr
     step_input = StepInput(resolve)
     value = step_input.input(step.input)
     _, prepared = prepare_step(entry, _task(step), value, step_input, prefix=f"steps.{step.name}")
+    check_understood(entry, value, prefix=f"steps.{step.name}")
     given: dict[str, Any] = prepared.input
     if step.max_tokens is not None:
         # At most what the hold covers, even if a shorter prompt leaves room for a longer answer.

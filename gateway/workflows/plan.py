@@ -31,8 +31,9 @@ from gateway.ledger.workflow_plan import PlannedStep, WorkflowPlan, combined
 from gateway.pricing import Bill, Price, UnpricedUsage, quote
 from gateway.tasks.prepared import Prepared
 from gateway.tasks.registry import choose_task, parse, prepare
+from gateway.tasks.understanding import check_understood
 from gateway.tasks.workflow_submission import WorkflowSubmission
-from workers.contract.jobs import BlobRef
+from workers.contract.jobs import BlobRef, PromptWarning
 from workers.contract.media import MediumKind
 
 TEXT_MAX: Final = 32_000
@@ -52,6 +53,7 @@ class StepQuote:
 
     step: PlannedStep
     bill: Bill
+    warnings: tuple[PromptWarning, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class PlannedRun:
     prepared: Prepared
     bill: Bill
     steps: tuple[StepQuote, ...]
+    warnings: tuple[PromptWarning, ...]
+    """What the models of steps will not understand of the client's texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,8 @@ def plan(
             "nothing_to_do", f"With these inputs {entry.name} runs no step that has its output."
         )
     quotes = [
-        _quoted(chosen[name], chosen, inputs, models) for name in _needed(chosen, inputs, output)
+        _quoted(chosen[name], chosen, inputs, models, prefix=prefix)
+        for name in _needed(chosen, inputs, output)
     ]
     steps = tuple(one.step for one in quotes)
     delivered = next(step.limits for step in steps if step.name == output)
@@ -160,6 +165,7 @@ def plan(
         ),
         _sum(one.bill for one in quotes) if by_steps else quote(models.own, limits),
         tuple(quotes),
+        tuple(dict.fromkeys(warning for one in quotes for warning in one.warnings)),
     )
 
 
@@ -247,15 +253,18 @@ def _chosen(workflow: Workflow, inputs: _Inputs) -> dict[str, Step]:
 
 def _needs(step: Step, chosen: Mapping[str, Step], inputs: _Inputs) -> set[str]:
     """Return the steps whose output a step reads: of each expression, the first that exists."""
-    found = set()
-    for _, expression in references(step.input):
-        for each in expression:
-            if each.source == "steps" and each.name in chosen:
-                found.add(each.name)
-                break
-            if each.source == "inputs" and inputs.has(each.name):
-                break
-    return found
+    sources = (_source(expression, chosen, inputs) for _, expression in references(step.input))
+    return {source.name for source in sources if source is not None and source.source == "steps"}
+
+
+def _source(
+    expression: Sequence[Reference], chosen: Mapping[str, Step], inputs: _Inputs
+) -> Reference | None:
+    """Return the first reference of an expression that has a value."""
+    for each in expression:
+        if each.name in chosen if each.source == "steps" else inputs.has(each.name):
+            return each
+    return None
 
 
 def _needed(chosen: Mapping[str, Step], inputs: _Inputs, output: str) -> list[str]:
@@ -269,27 +278,35 @@ def _needed(chosen: Mapping[str, Step], inputs: _Inputs, output: str) -> list[st
 
 
 def _quoted(
-    step: Step, chosen: Mapping[str, Step], inputs: _Inputs, models: StepModels
+    step: Step,
+    chosen: Mapping[str, Step],
+    inputs: _Inputs,
+    models: StepModels,
+    *,
+    prefix: str,
 ) -> StepQuote:
     entry = models.entry(step.model)
 
     def resolve(expression: Sequence[Reference]) -> _Value:
-        for each in expression:
-            if each.source == "inputs":
-                if each.name in inputs.texts:
-                    return inputs.texts[each.name]
-                if each.name in inputs.media:
-                    return inputs.media[each.name]
-            elif each.name in chosen:
-                made = chosen[each.name]
-                task = made.task or models.entry(made.model).task
-                return _WIDEST * made.characters if TASKS[task].makes == "text" else _PLACEHOLDER
-        return None
+        source = _source(expression, chosen, inputs)
+        if source is None:
+            return None
+        if source.source == "inputs":
+            name = source.name
+            return inputs.texts[name] if name in inputs.texts else inputs.media[name]
+        made = chosen[source.name]
+        task = made.task or models.entry(made.model).task
+        return _WIDEST * made.characters if TASKS[task].makes == "text" else _PLACEHOLDER
 
     step_input = StepInput(resolve)
-    prefix = f"steps.{step.name}"
+    place = f"steps.{step.name}"
     value = step_input.input(step.input)
-    task, prepared = prepare_step(entry, step.task, value, step_input, prefix=prefix)
+    task, prepared = prepare_step(entry, step.task, value, step_input, prefix=place)
+    names = _client_names(step, chosen, inputs, prefix)
+    sent = {
+        name: given for name, given in value.items() if name in names or not isinstance(given, str)
+    }
+    warnings = check_understood(entry, sent, prefix=place, names=names)
     price_id, price = models.priced(entry.name)
     try:
         bill = quote(price, prepared.limits)
@@ -310,7 +327,21 @@ def _quoted(
         max_tokens=prepared.input.get("max_tokens"),
         backoff_ms=round(step.backoff_s * 1000),
     )
-    return StepQuote(planned, bill)
+    return StepQuote(planned, bill, warnings)
+
+
+def _client_names(
+    step: Step, chosen: Mapping[str, Step], inputs: _Inputs, prefix: str
+) -> dict[str, str]:
+    """Return the fields of a step that no other step writes, with their names for the client."""
+    names = {}
+    for name, template in step.input.items():
+        expressions = [expression for _, expression in references(template)]
+        sources = [_source(expression, chosen, inputs) for expression in expressions]
+        if all(source is None or source.source == "inputs" for source in sources):
+            alone = sources[0] if sources and sole_expression(str(template)) else None
+            names[name] = _param(prefix, alone.name) if alone else f"steps.{step.name}.{name}"
+    return names
 
 
 def _sum(bills: Iterable[Bill]) -> Bill:

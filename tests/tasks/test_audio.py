@@ -123,3 +123,19 @@ def test_upstream_receives_only_the_requested_parameters() -> None:
     }
     assert cloned == {"text": "Hello."}
     assert music == {"prompt": "a waltz", "lyrics": "la la", "duration": 30, "seed": 7}
+
+
+@pytest.mark.parametrize(
+    ("task", "value", "param"),
+    [
+        ("text-to-music", {"prompt": "a waltz", "lyrics": "la la"}, "lyrics"),
+        ("text-to-speech", {"text": "Hello.", "instructions": "whisper"}, "instructions"),
+    ],
+)
+def test_local_models_refuse_what_their_engines_cannot_do(
+    task: str, value: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidRequest, match="leave") as refused:
+        prepared(entry(task), **value)
+
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", f"input.{param}")

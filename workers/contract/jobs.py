@@ -83,6 +83,15 @@ class BlobRef(msgspec.Struct, frozen=True):
     content_type: str = "application/octet-stream"
 
 
+class PromptWarning(msgspec.Struct, frozen=True):
+    """Words of a text that the model does not know, and those that it knows."""
+
+    field: str
+    """The input's field with the text, as the client's body names it."""
+    unknown: tuple[str, ...]
+    known: tuple[str, ...]
+
+
 class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """A request as the queue carries it, validated and with a hold."""
 
@@ -116,6 +125,8 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     is then empty. Deleted when the request ends."""
     sticky_key: str = ""
     """Jobs with the same key are run by the same version of a model. Default: the id."""
+    warnings: tuple[PromptWarning, ...] = ()
+    """Used by the gateway only, which shows them with the output."""
 
     @property
     def drawn_by(self) -> str:

@@ -216,6 +216,7 @@ async def _answer(
     """Submit a request and respond with its audio. Unless ``stored``, delete it afterwards."""
     try:
         ticket = await request.services.requests.submit(request.caller, submission)
+        request.caller.rename_warnings(data.names)
         # Without streaming, the first chunk arrives at the end, when the cost is known.
         started = await start_audio(request, ticket)
     except TollgateError as error:

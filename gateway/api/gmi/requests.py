@@ -152,6 +152,7 @@ class GmiController(Controller):
                 # A 404 for a submission would mean that the model does not exist.
                 raise InvalidRequest(error.code, error.message, param=error.param) from None
             raise
+        request.caller.rename_warnings(meant.names)
         with ticket:
             if waits_s is not None:
                 await _wait(request, ticket, waits_s)

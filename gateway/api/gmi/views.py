@@ -17,7 +17,7 @@ from gateway.files.retention import Record
 from gateway.ledger.closed import ClosedRequest
 from gateway.tasks.registry import RECORDING
 from gateway.tasks.submission import OpenRequest
-from workers.contract.jobs import BlobRef, Progress, Usage
+from workers.contract.jobs import BlobRef, Progress, PromptWarning, Usage
 
 State: TypeAlias = Literal["queued", "dispatched", "processing", "success", "failed", "cancelled"]
 
@@ -31,6 +31,7 @@ class AcceptedView(TypedDict):
     created_at: int
     updated_at: int
     queued_at: int
+    warnings: NotRequired[list[PromptWarning]]
 
 
 class QueuedRequestView(AcceptedView):
@@ -65,7 +66,7 @@ def accepted_view(
     """Return the immediate answer to a new request."""
     created_at = int(found.accepted_at.timestamp())
     ended_at = found.settled_at if isinstance(found, ClosedRequest) else found.accepted_at
-    return {
+    view: AcceptedView = {
         "request_id": found.request_id,
         "model": found.model,
         "status": state_of(found, progress),
@@ -73,6 +74,9 @@ def accepted_view(
         "updated_at": int(ended_at.timestamp()),
         "queued_at": created_at,
     }
+    if found.warnings:
+        view["warnings"] = list(found.warnings)
+    return view
 
 
 def request_view(

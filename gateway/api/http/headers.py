@@ -18,14 +18,19 @@ from gateway.accounts.rates import WINDOW_S, LimitUsage, Rates, wanted
 from gateway.api.http.operations import CALL_HEADER
 from gateway.errors import Unavailable
 from gateway.requests.caller import Caller
+from workers.contract.jobs import PromptWarning
 
 ALIAS_HEADER: Final = "tollgate-model-alias"
+WARNING_HEADER: Final = "tollgate-warning"
+WARNED_MAX: Final = 500
+"""Maximum length of the unknown words of a field in ``WARNING_HEADER``, in bytes."""
 READABLE_HEADERS: Final = (
     "Location",
     "RateLimit",
     "RateLimit-Policy",
     "Retry-After",
     ALIAS_HEADER,
+    WARNING_HEADER,
     "X-Budget-Exceeded",
     "X-Request-Cost",
     "X-Request-Id",
@@ -41,7 +46,7 @@ READABLE_HEADERS: Final = (
 
 async def add_limit_headers(message: Message, scope: Scope) -> None:
     """Litestar hook: add headers for the call's rate limits, a resolved alias, exceeded soft
-    budgets, and the id of an administrator's call in the audit log."""
+    budgets, words that the model does not know, and the id of an administrator's call."""
     if message["type"] != "http.response.start":
         return
     if scope.get("method") == "OPTIONS":
@@ -60,7 +65,7 @@ async def add_limit_headers(message: Message, scope: Scope) -> None:
     usages = call.usages
     if usages is None:
         usages = await _look(scope["litestar_app"].state.services.rates, call)
-    if not usages and call.alias is None and not call.soft_budgets_exceeded:
+    if not (usages or call.alias or call.soft_budgets_exceeded or call.warnings):
         return
     headers = MutableScopeHeaders.from_message(message)
     for name, value in limit_headers(usages).items():
@@ -72,6 +77,8 @@ async def add_limit_headers(message: Message, scope: Scope) -> None:
             quote(budget.name or f"budget {budget.id}", safe=" ")
             for budget in call.soft_budgets_exceeded
         )
+    if call.warnings:
+        headers[WARNING_HEADER] = ", ".join(map(_warning, call.warnings))
 
 
 def allowed_methods(routes: Iterable[BaseRoute]) -> Mapping[str, str]:
@@ -101,6 +108,17 @@ def limit_headers(usages: Sequence[LimitUsage]) -> Mapping[str, str]:
             f'"{_name(usage)}";r={usage.remaining};t={usage.reset_s}' for usage in usages
         )
     return headers
+
+
+def _warning(warning: PromptWarning) -> str:
+    """Return the unknown words of a field, such as ``prompt;unknown="teal photo"``.
+
+    They are encoded as in URLs, and those beyond ``WARNED_MAX`` are omitted.
+    """
+    words = [quote(word, safe="'") for word in warning.unknown]
+    while len(shown := " ".join(words)) > WARNED_MAX:
+        words.pop()
+    return f'{warning.field};unknown="{shown}"'
 
 
 def duration(seconds: int) -> str:

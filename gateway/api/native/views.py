@@ -20,7 +20,7 @@ from gateway.performance import PerformanceView, performance_view
 from gateway.pricing import Line, format_usd
 from gateway.requests.quotes import ORDERED_AS, Quoted
 from gateway.tasks.submission import OpenRequest
-from workers.contract.jobs import Timings, Usage
+from workers.contract.jobs import PromptWarning, Timings, Usage
 
 
 class OrderedAs(TypedDict, total=False):
@@ -48,6 +48,7 @@ class RequestView(OrderedAs):
     feedback: NotRequired[FeedbackView]
     queue_position: NotRequired[int | None]
     expires_at: NotRequired[str]
+    warnings: NotRequired[list[PromptWarning]]
 
 
 class LineView(TypedDict):
@@ -171,6 +172,7 @@ class QuoteView(OrderedAs):
     max_cost: str
     lines: list[LineView]
     steps: NotRequired[list[QuotedStepView]]
+    warnings: NotRequired[list[PromptWarning]]
 
 
 def request_view(found: OpenRequest | ClosedRequest, links: UrlSigner) -> RequestView:
@@ -189,6 +191,8 @@ def request_view(found: OpenRequest | ClosedRequest, links: UrlSigner) -> Reques
         "settled_at": None,
         "metadata": dict(found.metadata),
     }
+    if found.warnings:
+        view["warnings"] = list(found.warnings)
     if isinstance(found, OpenRequest):
         view["queue_position"] = found.position
         view["expires_at"] = timestamp(found.deadline_at)
@@ -343,6 +347,8 @@ def quote_view(quoted: Quoted) -> QuoteView:
             }
             for one in quoted.workflow.steps
         ]
+    if quoted.warnings:
+        view["warnings"] = list(quoted.warnings)
     return view
 
 

@@ -16,11 +16,12 @@ from typing import Any, NotRequired, TypedDict, cast
 from gateway.api.http.answers import ExactUsd, exact_number
 from gateway.api.http.media_views import blob_of, media_of, read_base64
 from gateway.api.openai.images_bodies import ImageBody
+from gateway.catalog.vocabulary.words import without_words
 from gateway.errors import RequestFailed, TollgateError
 from gateway.files.download_urls import UrlSigner
 from gateway.ledger.closed import ClosedRequest
 from workers.contract.blobs import Blobs
-from workers.contract.jobs import BlobRef, Preview, SentEvent
+from workers.contract.jobs import BlobRef, Preview, PromptWarning, SentEvent
 from workers.contract.media import Medium
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ class PictureView(TypedDict):
 
     url: NotRequired[str]
     b64_json: NotRequired[str]
+    revised_prompt: NotRequired[str]
+    """The prompt without the words that the model does not know, if there are any."""
     seed: int
 
 
@@ -72,6 +75,7 @@ class ImagesView(DescribedView):
     model: str
     data: list[PictureView]
     failed: NotRequired[list[FailedPictureView]]
+    warnings: NotRequired[list[PromptWarning]]
     usage: ImageUsageView
 
 
@@ -141,6 +145,7 @@ class ImageAnswer:
             if text is not None:
                 event["b64_json"] = text
             if number == len(generated):
+                event |= {"warnings": closed.warnings} if closed.warnings else {}
                 event["usage"] = image_usage(closed)
             yield event
 
@@ -163,16 +168,29 @@ def image_view(body: ImageBody, closed: ClosedRequest, images: list[PictureView]
         for medium in media_of(closed)
         if medium.error is not None
     ]
+    understood = _understood(body, closed)
+    if understood is not None:
+        for image in images:
+            image["revised_prompt"] = understood
     view = {
         "id": closed.request_id,
         "created": int(closed.accepted_at.timestamp()),
         "model": closed.model,
         "data": images,
         **({"failed": failed} if failed else {}),
+        **({"warnings": closed.warnings} if closed.warnings else {}),
         **_described_view(body, [medium for medium, _ in generated_images(closed)], closed),
         "usage": image_usage(closed),
     }
     return cast("ImagesView", view)
+
+
+def _understood(body: ImageBody, closed: ClosedRequest) -> str | None:
+    """Return the prompt without words that the model does not know, or None if it knows all."""
+    for warning in closed.warnings:
+        if warning.field == "prompt":
+            return without_words(body.prompt or "", warning.unknown)
+    return None
 
 
 def image_usage(closed: ClosedRequest) -> ImageUsageView:

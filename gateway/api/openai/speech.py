@@ -65,9 +65,9 @@ async def _start(request: ApiRequest, data: SpeechBody, canonical: bytes | None)
             stream=True,
             canonical=canonical,
         )
-        return await start_audio(
-            request, await request.services.requests.submit(request.caller, submission)
-        )
+        ticket = await request.services.requests.submit(request.caller, submission)
+        request.caller.rename_warnings(NAMES)
+        return await start_audio(request, ticket)
     except TollgateError as error:
         rename(error, NAMES)
         raise

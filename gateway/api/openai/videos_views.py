@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from gateway.api.http.answers import ExactUsd, exact_number
 from gateway.api.http.media_views import media_of
 from gateway.ledger.closed import ClosedRequest
 from gateway.tasks.submission import OpenRequest
-from workers.contract.jobs import Progress, RequestId
+from workers.contract.jobs import Progress, PromptWarning, RequestId
 
 
 class VideoUsageView(TypedDict):
@@ -41,6 +41,7 @@ class VideoView(TypedDict):
     usage: VideoUsageView | None
     seconds: str | None
     size: str | None
+    warnings: NotRequired[list[PromptWarning]]
 
 
 def video_view(
@@ -70,6 +71,8 @@ def video_view(
         "seconds": None,
         "size": None,
     }
+    if found.warnings:
+        view["warnings"] = list(found.warnings)
     if status == "completed":
         view["progress"] = 100
     elif progress is not None and progress.steps:

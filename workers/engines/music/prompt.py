@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, cast
 
+from workers.contract.music_notation import KEY, METRE, TEMPO, find_key
 from workers.engines.music.notes import (
     INSTRUMENTS,
     METRES,
@@ -122,12 +123,6 @@ def caption(piece: Piece, r: random.Random, *, full: bool = False) -> str:
 
 # --- Prompts -------------------------------------------------------------------------------------
 
-_KEY: Final = re.compile(
-    r"\b([a-g])(?:\s?(#|♯|b|♭)|[\s-](sharp|flat))?[\s-]?(major|minor|maj|min)\b"
-)
-_NO_ARTICLE: Final = re.compile(r"(?:\bin|\bof|\bkey|\bkey is|[,:;(])\s*$")
-_TEMPO: Final = re.compile(r"\b(\d{2,3})\s*(?:bpm|beats per minute|beats a minute)\b")
-_METRE: Final = re.compile(r"\b(4/4|3/4|6/8)(?!\d)")
 _NO_DRUMS: Final = re.compile(r"\b(?:no|without)(?: any)? (?:drums|percussion)\b")
 _NAMES: Final = {
     "grand piano": "piano",
@@ -162,14 +157,14 @@ def parse_prompt(text: str) -> MusicPrompt:
     instruments = _instruments(text)
     described = _WORD.findall(_INSTRUMENT.sub(" ", text))
     mood = next((_MOODS[word] for word in described if word in _MOODS), None)
-    if found := _find_key(text):
+    if found := find_key(text):
         key = _key(found)
         tags = f" {token('tonic', TONICS[key.tonic])} {token('mode', key.mode)} "
         text = text[: found.start()] + tags + text[found.end() :]
-    if found := _TEMPO.search(text):
+    if found := TEMPO.search(text):
         tempo = int(found[1])
         text = f"{text[: found.start()]} {tempo_token(tempo)} {text[found.end() :]}"
-    if found := _METRE.search(text):
+    if found := METRE.search(text):
         metre = found[1]
         text = f"{text[: found.start()]} {token('metre', metre)} {text[found.end() :]}"
     words = tuple(_WORD.findall(text))
@@ -193,16 +188,8 @@ def _instruments(text: str) -> dict[Part, str]:
 
 def parse_key(name: str) -> Key | None:
     """Parse the name of a key, such as ``F# minor``. Return None if it is not valid."""
-    found = _KEY.fullmatch(name.strip().lower())
+    found = KEY.fullmatch(name.strip().lower())
     return found and _key(found)
-
-
-def _find_key(text: str) -> re.Match[str] | None:
-    """Find the first key; a single ``a`` must not be an article."""
-    for found in _KEY.finditer(text):
-        if found[1] != "a" or found[2] or found[3] or _NO_ARTICLE.search(text[: found.start()]):
-            return found
-    return None
 
 
 def _key(found: re.Match[str]) -> Key:

@@ -6,6 +6,7 @@ the checkpoint, the words are unknown.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,14 @@ def with_words(entry: CatalogEntry, root: Path) -> CatalogEntry:
         return entry
     path = root / (entry.checkpoint or "") / vocabulary.file
     try:
-        known = vocabulary.model_copy(update={"words": _words(path.read_bytes(), path)})
+        found = {*_words(path.read_bytes(), path), *vocabulary.words}
+        known = vocabulary.model_copy(update={"words": tuple(sorted(found))})
     except OSError:
         known = None
     return entry.model_copy(update={"vocabulary": known})
 
 
-def _words(text: bytes, path: Path) -> tuple[str, ...]:
+def _words(text: bytes, path: Path) -> Iterator[str]:
     try:
         model: dict[str, Any] = msgspec.json.decode(text)["model"]
         kind, tokens = model["type"], model["vocab"]
@@ -45,4 +47,4 @@ def _words(text: bytes, path: Path) -> tuple[str, ...]:
         raise NoWords(f"{path} has parts of words ({kind}), so every word is understood")
     # Marks such as ``</s>`` and ``<tonic:c>`` are not words, and neither is punctuation.
     words = (word for word in tokens if not word.startswith("<"))
-    return tuple(sorted(word for word in words if any(map(str.isalpha, word))))
+    return (word for word in words if any(map(str.isalnum, word)))
