@@ -122,6 +122,15 @@ def of_worker(
     return {name: value for name, value in found.items() if name not in secret_names()}
 
 
+def of_trial(environ: Mapping[str, str], *, threads: int | None) -> dict[str, str]:
+    """Return the environment of a process that loads a model from local files, without secrets."""
+    found = _chosen(environ, SYSTEM, (*LOADER, *COMPUTE))
+    found = {name: value for name, value in found.items() if not name.endswith(("TOKEN", "KEY"))}
+    if threads is not None:
+        found["OMP_NUM_THREADS"] = found["MKL_NUM_THREADS"] = str(threads)
+    return found
+
+
 def _chosen(
     environ: Mapping[str, str], names: Collection[str], prefixes: tuple[str, ...]
 ) -> dict[str, str]:

@@ -30,6 +30,7 @@ NOT_RUN: Final = {
     "tollgate archive restore ": "the same",
     "tollgate notices add acme --email ": "needs a mail server",
     "tollgate-worker --catalog catalog.yaml --device cuda:0 ": "needs a GPU",
+    "tollgate try pocket-chat ": "loads a model several times; tests/cli/test_try.py runs it",
 }
 """Commands, or their beginnings, that are not run here, each with the reason."""
 

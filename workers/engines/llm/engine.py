@@ -81,6 +81,11 @@ class LlmEngine:
         return self._loaded
 
     @property
+    def checkpoint(self) -> Checkpoint:
+        """The loaded weights and vocabulary."""
+        return self._model.checkpoint
+
+    @property
     def hardware(self) -> Hardware:
         return self._options.hardware
 

@@ -1,0 +1,1 @@
+"""Commands that compare models and devices before they are used: ``plan`` and ``try``."""

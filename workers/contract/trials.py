@@ -1,0 +1,68 @@
+"""What ``tollgate try`` and the process in which it loads a model agree on: lines of JSON.
+
+The process reads one ``TrialOrder`` from its standard input, and writes reports until it ends. Both
+sides have the same version.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from workers.contract.jobs import Timings
+from workers.contract.models import ModelSpec
+
+
+class ReferenceAnswer(msgspec.Struct, frozen=True):
+    """What the reference precision made of an input: greedy tokens, or a picture as a file."""
+
+    prompt: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
+    picture: bytes = b""
+
+
+class TrialOrder(msgspec.Struct, frozen=True):
+    spec: ModelSpec
+    """The entry with the precision to be tried."""
+    batches: tuple[int, ...]
+    inputs: tuple[dict[str, Any], ...]
+    """Inputs of jobs; repeated if more are needed."""
+    answer_tokens: int
+    """Maximum tokens of an answer that is compared."""
+    reference: tuple[ReferenceAnswer, ...] | None = None
+    """Answers to compare with, one for each input; None if this precision is the reference."""
+
+
+class TrialRun(msgspec.Struct, frozen=True, tag="run"):
+    """A load of constant concurrency: every request that ends is followed by the next."""
+
+    batch: int
+    seconds: float = 0.0
+    load_seconds: float = 0.0
+    output_tokens: int = 0
+    timings: tuple[Timings, ...] = ()
+    """Of each request; ``total_us`` is the time from its submission to its end."""
+    device: str = ""
+    problem: str | None = None
+    """Reason why it could not be run; the other fields are then empty."""
+
+
+class TrialReference(msgspec.Struct, frozen=True, tag="reference"):
+    answers: tuple[ReferenceAnswer, ...]
+
+
+class TrialAgreement(msgspec.Struct, frozen=True, tag="agreement"):
+    """Comparison with the reference."""
+
+    compared: int = 0
+    """Tokens of the reference's answers."""
+    equal: int = 0
+    """Those that this precision chooses as well, after the same tokens."""
+    difference: float | None = None
+    """Mean difference of the pictures' values, as a share of the whole range."""
+    problem: str | None = None
+    """Reason why they could not be compared."""
+
+
+TrialReport: TypeAlias = TrialRun | TrialReference | TrialAgreement
