@@ -3,8 +3,8 @@
 It leases jobs, reads what is attached, writes outputs into the store and completes. The prompt may
 ask for what can go wrong: ``!fail`` fails the job, ``!slow`` takes its time until it is cancelled,
 ``!second`` fails the second picture alone, ``!unread`` returns what an upstream charges but nobody
-can read, ``!flaky`` fails whoever asks for it first. It writes as
-well: a text is answered by itself.
+can read, ``!flaky`` fails whoever asks for it first. It writes as well: a text is answered by
+itself, by the model ``say-yes`` with ``yes``, and by the model ``broken`` not at all.
 """
 
 from __future__ import annotations
@@ -281,8 +281,10 @@ class Artist:
 def _write(job: Job) -> Outcome:
     asked = msgspec.convert(job.input, ChatInput)
     text = asked.messages[-1].content
-    if "!fail" in text:
+    if "!fail" in text or job.model == "broken":
         return Failed("engine_error", "The pen broke.")
+    if job.model.startswith("say-"):
+        text = job.model.removeprefix("say-")
     usage = Usage(requests=1, input_tokens=len(text.split()), output_tokens=len(text.split()))
     choice = Choice(0, text, "stop")
     return Completed(usage, output={"choices": [msgspec.to_builtins(choice)]}, worker="artist")

@@ -52,7 +52,7 @@ def availability(
 
 
 def _of_steps(workflow: Workflow, staying: Sequence[Announcement]) -> WhyUnavailable | None:
-    for step in workflow.steps:
+    for step in workflow.run_steps:
         if not any(step.model in worker.models for worker in staying):
             return WhyUnavailable(
                 "no_worker", f"no worker serves {step.model} now, the model of step {step.name}"

@@ -204,7 +204,7 @@ def _workflow_view(entry: CatalogEntry) -> WorkflowView:
                 "retries": step.retries,
                 "when": step.when,
             }
-            for step in entry.workflow.steps
+            for step in entry.workflow.run_steps
         ],
         "priced_by": "workflow" if entry.price else "steps",
     }

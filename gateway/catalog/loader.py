@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from gateway.catalog.advice import findings
 from gateway.catalog.document import Document, Flaw, Place, Unreadable
+from gateway.catalog.ensembles import BestOf, Vote
 from gateway.catalog.problems import CatalogError, CatalogProblem
 from gateway.catalog.rules import Conflicts, repeated, route
 from gateway.catalog.schema import (
@@ -45,6 +46,8 @@ _SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "workflow": Workflow,
     "inputs": WorkflowInput,
     "steps": Step,
+    "best_of": BestOf,
+    "vote": Vote,
     "default_parameters": DefaultParameters,
     "qualities": Quality,
     "vocabulary": Vocabulary,

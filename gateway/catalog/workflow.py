@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, StrictBool, StrictInt, StringConstraints
 
+from gateway.catalog import ensembles
+from gateway.catalog.ensembles import BestOf, Vote
 from gateway.catalog.tasks import TASKS, Modality, Task
 from gateway.checks.strict import StrictModel
 
@@ -87,12 +89,24 @@ class Step(_Strict):
     """``inputs.x`` or ``not inputs.x``: run only if the input was sent, or only if it was not."""
     characters: Annotated[StrictInt, Field(ge=1, le=32_000)] = READ_CHARACTERS
     """Number of characters of the step's text that other steps read; longer texts are cut."""
+    best_of: BestOf | None = None
+    vote: Vote | None = None
+
+    @property
+    def ensemble(self) -> Vote | None:
+        """How the step chooses among several candidates; None if it is run once."""
+        return self.best_of or self.vote
 
 
 class Workflow(_Strict):
     inputs: Annotated[dict[_Label, WorkflowInput], Field(min_length=1, max_length=INPUTS_MAX)]
     steps: Annotated[tuple[Step, ...], Field(min_length=1, max_length=STEPS_MAX)]
     output: str
+
+    @property
+    def run_steps(self) -> tuple[Step, ...]:
+        """The steps that are run, with candidates and judges in place of their ensembles."""
+        return tuple(one for step in self.steps for one in ensembles.expanded(step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +229,10 @@ def conflicts(workflow: Workflow) -> Iterator[Conflict]:
                 yield from _unknown(workflow, expression, at)
         except InvalidExpression as error:
             yield ("steps", index, "input"), str(error)
+    for place, message in ensembles.conflicts(workflow.steps):
+        yield ("steps", *place), message
+    if (count := len(workflow.run_steps)) > STEPS_MAX:
+        yield ("steps",), f"with their candidates, these are {count} steps; at most {STEPS_MAX}"
     for name, given in workflow.inputs.items():
         if given.default is not None and given.type != "text":
             yield ("inputs", name, "default"), "only a text can have a default"
@@ -304,6 +322,9 @@ def misfits(entry: CatalogEntry, models: Mapping[str, CatalogEntry]) -> Iterator
         elif step.task is not None and step.task not in (model.task, *model.also):
             tasks = ", ".join((model.task, *model.also))
             yield (*at, "task"), f"{step.model} does {tasks}, not {step.task}"
+        elif unfit := tuple(ensembles.misfits(step, models)):
+            for inner, message in unfit:
+                yield (*at, *inner), message
         else:
             kinds[step.name] = TASKS[step.task or model.task].makes
     if len(kinds) < len(workflow.steps):

@@ -251,7 +251,8 @@ def _close(
         usage, clipped = clip(settlement.usage, limits)
         timings = settlement.timings
     else:
-        attributes = {**steps.usage.attributes, **job.limits.attributes}
+        said = settlement.usage.attributes
+        attributes = {**said, **steps.usage.attributes, **job.limits.attributes}
         usage = msgspec.structs.replace(steps.usage, attributes=attributes)
         timings, clipped = steps.timings, steps.clipped
     lines: tuple[StepLine, ...] = steps.lines if steps else ()

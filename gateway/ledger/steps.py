@@ -86,7 +86,7 @@ def measure_steps(connection: Connection, request_id: str, plan: WorkflowPlan) -
         line, cut = _line(step, [row for row in rows if row["name"] == step.name])
         lines.append(line)
         clipped = clipped or cut
-    delivered = next(line.usage for line in lines if line.name == plan.output)
+    delivered = next(line.usage for line in lines if line.name == plan.output_step)
     return StepMeasurement(
         tuple(lines),
         combined((line.usage for line in lines), delivered),

@@ -37,9 +37,18 @@ class PlannedStep(msgspec.Struct, frozen=True, omit_defaults=True):
     """Pause between the first attempt and the second; it doubles with each further attempt."""
 
 
+class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A step whose output is that of one of its candidates, each of which is a step itself."""
+
+    name: str
+    candidates: tuple[str, ...]
+    judge: str | None = None
+    """The step that chooses; None: the answer of most candidates is chosen."""
+
+
 class WorkflowPlan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``output`` is the step whose output is the run's; ``texts`` and ``media`` are the inputs,
-    the latter as indices of the job's attachments."""
+    """``output`` is the step or choice whose output is the run's; ``texts`` and ``media`` are the
+    inputs, the latter as indices of the job's attachments."""
 
     steps: tuple[PlannedStep, ...]
     output: str
@@ -47,6 +56,13 @@ class WorkflowPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     media: dict[str, int] = {}
     by_steps: bool = False
     """Whether the run is charged the sum of its steps instead of its own price."""
+    choices: tuple[Choice, ...] = ()
+
+    @property
+    def output_step(self) -> str:
+        """A step whose output is, or is like, that of the run."""
+        found = (choice.candidates[0] for choice in self.choices if choice.name == self.output)
+        return next(found, self.output)
 
 
 class StepId(NamedTuple):

@@ -21,6 +21,7 @@ from gateway.files.sources import Given, StoredSource
 from gateway.ledger.closed import Output, RequestError, Status
 from gateway.ledger.workflow_plan import PlannedStep, StepId, WorkflowPlan
 from gateway.tasks.understanding import check_understood
+from gateway.workflows.choices import choose, remaining, text_of
 from gateway.workflows.plan import StepInput, prepare_step
 from gateway.workflows.store import NewStep, StepAttempt, WorkflowRun
 from workers.contract.jobs import BlobRef, Job, RequestId, encode
@@ -35,6 +36,8 @@ class WorkflowEnded:
     reason: str
     output: Output | None = None
     error: RequestError | None = None
+    chosen: tuple[str, ...] = ()
+    """The candidates that were chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +54,29 @@ Next: TypeAlias = WorkflowEnded | Ready
 
 def advance(plan: WorkflowPlan, attempts: Sequence[StepAttempt], *, now: datetime) -> Next:
     """Decide what to do next; ``Ready`` without steps while running steps are awaited."""
-    last: dict[str, StepAttempt] = {}
-    for attempt in attempts:
-        if attempt.id.name not in last or attempt.id.attempt > last[attempt.id.name].id.attempt:
-            last[attempt.id.name] = attempt
-    done = {name for name, attempt in last.items() if attempt.status == "succeeded"}
-    if plan.output in done:
-        return WorkflowEnded("succeeded", "completed", output=last[plan.output].output)
+    last = _last(attempts)
+    made, lost = _made(last), _lost(plan, last)
+    chosen = _chosen(plan, made, lost)
+    delivered = chosen.get(plan.output, plan.output)
+    if delivered in made:
+        return WorkflowEnded(
+            "succeeded", "completed", output=made[delivered], chosen=tuple(chosen.values())
+        )
+    spared = _spared(plan, lost)
+    idle = {choice.judge for choice in plan.choices if len(remaining(choice, made, lost) or ()) < 2}
+    over = made.keys() | spared | chosen.keys()
     ready = []
     due: datetime | None = None
     for step in plan.steps:
         if step.name not in last:
-            if done.issuperset(step.needs):
+            if over.issuperset(step.needs) and step.name not in idle:
                 ready.append((step, 1))
             continue
         attempt = last[step.name]
         if attempt.status == "failed":
-            if not _may_retry(step, attempt):
+            if step.name in spared:
+                continue
+            if step.name in lost:
                 return WorkflowEnded("failed", _code(attempt), error=_problem(step, attempt))
             retry_at = _retry_at(step, attempt)
             if retry_at is None or retry_at <= now:
@@ -83,12 +92,11 @@ def advance(plan: WorkflowPlan, attempts: Sequence[StepAttempt], *, now: datetim
 
 def job_of(run: WorkflowRun, step: PlannedStep, attempt: int, entry: CatalogEntry) -> NewStep:
     """Build the job of a step from the outputs of earlier steps. Raise ``TollgateError``."""
-    made = {
-        one.id.name: one.output
-        for one in run.attempts
-        if one.status == "succeeded" and one.output is not None
-    }
+    last = _last(run.attempts)
+    made = _made(last)
     steps = {planned.name: planned for planned in run.plan.steps}
+    for choice, candidate in _chosen(run.plan, made, _lost(run.plan, last)).items():
+        made[choice], steps[choice] = made[candidate], steps[candidate]
 
     def resolve(expression: Sequence[Reference]) -> str | Given | None:
         for each in expression:
@@ -97,8 +105,8 @@ def job_of(run: WorkflowRun, step: PlannedStep, attempt: int, entry: CatalogEntr
                     return run.plan.texts[each.name]
                 if each.name in run.plan.media:
                     return StoredSource(run.job.attachments[run.plan.media[each.name]])
-            elif each.name in made:
-                return _readable(steps[each.name], made[each.name])
+            elif (output := made.get(each.name)) is not None:
+                return _readable(steps[each.name], output)
         return None
 
     step_input = StepInput(resolve)
@@ -143,13 +151,54 @@ def steps_done(run: WorkflowRun) -> int:
     return len({one.id.name for one in run.attempts if one.status == "succeeded"})
 
 
+def _last(attempts: Sequence[StepAttempt]) -> dict[str, StepAttempt]:
+    """Return the last attempt at each step."""
+    last: dict[str, StepAttempt] = {}
+    for attempt in attempts:
+        if attempt.id.name not in last or attempt.id.attempt > last[attempt.id.name].id.attempt:
+            last[attempt.id.name] = attempt
+    return last
+
+
+def _made(last: Mapping[str, StepAttempt]) -> dict[str, Output | None]:
+    """Return the outputs of the steps that succeeded."""
+    return {name: one.output for name, one in last.items() if one.status == "succeeded"}
+
+
+def _lost(plan: WorkflowPlan, last: Mapping[str, StepAttempt]) -> set[str]:
+    """Return the steps that failed and are not tried again."""
+    return {
+        step.name
+        for step in plan.steps
+        if (attempt := last.get(step.name)) is not None
+        and attempt.status == "failed"
+        and not _may_retry(step, attempt)
+    }
+
+
+def _spared(plan: WorkflowPlan, lost: set[str]) -> set[str]:
+    """Return the lost candidates without which the run goes on, because others are left."""
+    return {
+        name
+        for choice in plan.choices
+        if not lost.issuperset(choice.candidates)
+        for name in lost.intersection(choice.candidates)
+    }
+
+
+def _chosen(
+    plan: WorkflowPlan, made: Mapping[str, Output | None], lost: set[str]
+) -> dict[str, str]:
+    """Return the candidate of each choice that has been made."""
+    found = ((choice.name, choose(choice, made, lost)) for choice in plan.choices)
+    return {name: candidate for name, candidate in found if candidate is not None}
+
+
 def _readable(step: PlannedStep, output: Output) -> str | Given | None:
     """Return what other steps read of an output: its first text, image, video or audio."""
     makes = TASKS[_task(step)].makes
     if makes == "text":
-        choices: Sequence[Mapping[str, Any]] = output.value.get("choices", ())
-        text = choices[0].get("text", "") if choices else ""
-        return str(text)[: step.characters]
+        return text_of(output)[: step.characters]
     for medium in msgspec.convert(output.value.get("media", ()), tuple[Medium, ...]):
         if medium.kind == makes and medium.role == "output" and medium.blob is not None:
             blob: BlobRef = output.blobs[medium.blob]

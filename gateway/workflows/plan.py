@@ -7,12 +7,13 @@ upper bounds, and the hold covers every course that the run can take. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
+from gateway.catalog.ensembles import candidate_names, expanded, judge_name
 from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import TASKS, Task
 from gateway.catalog.workflow import (
@@ -27,7 +28,7 @@ from gateway.catalog.workflow import (
 )
 from gateway.errors import InvalidRequest
 from gateway.files.sources import Given, Source, StoredSource, StoredVoice, read_given
-from gateway.ledger.workflow_plan import PlannedStep, WorkflowPlan, combined
+from gateway.ledger.workflow_plan import Choice, PlannedStep, WorkflowPlan, combined
 from gateway.pricing import Bill, Price, UnpricedUsage, quote
 from gateway.tasks.prepared import Prepared
 from gateway.tasks.registry import choose_task, parse, prepare
@@ -137,19 +138,23 @@ def plan(
         raise InvalidRequest(
             "nothing_to_do", f"With these inputs {entry.name} runs no step that has its output."
         )
+    needed = _needed(chosen, inputs, output)
+    # A judge reads the candidates of its step.
+    every = {**{one.name: one for step in chosen.values() for one in expanded(step)}, **chosen}
     quotes = [
-        _quoted(chosen[name], chosen, inputs, models, prefix=prefix)
-        for name in _needed(chosen, inputs, output)
+        _quoted(one, every, inputs, models, prefix=prefix)
+        for name in needed
+        for one in expanded(chosen[name])
     ]
     steps = tuple(one.step for one in quotes)
-    delivered = next(step.limits for step in steps if step.name == output)
+    run = WorkflowPlan(steps, output, choices=tuple(_choices(chosen[name] for name in needed)))
+    delivered = next(step.limits for step in steps if step.name == run.output_step)
     limits = combined((step.limits for step in steps), delivered)
     by_steps = not models.own.components
     texts, media = dict(inputs.texts), list(inputs.media)
     return PlannedRun(
-        WorkflowPlan(
-            steps,
-            output,
+        msgspec.structs.replace(
+            run,
             texts=texts,
             media={name: place for place, name in enumerate(media)},
             by_steps=by_steps,
@@ -275,6 +280,12 @@ def _needed(chosen: Mapping[str, Step], inputs: _Inputs, output: str) -> list[st
             wanted.add(name)
             open_names.append(name)
     return [name for name in chosen if name in wanted]
+
+
+def _choices(steps: Iterable[Step]) -> Iterator[Choice]:
+    for step in steps:
+        if names := candidate_names(step):
+            yield Choice(step.name, names, judge_name(step))
 
 
 def _quoted(

@@ -41,6 +41,7 @@ from workers.contract.jobs import (
     RequestId,
     SentEvent,
     Stage,
+    Usage,
     decode_job,
     encode,
 )
@@ -55,6 +56,8 @@ PROGRESS_MAX: Final = 4096
 EVENTS_MAX: Final = 10_000
 """Maximum number of events waiting to be published; further ones are dropped."""
 ORPHANS_MAX: Final = 500
+CHOSEN: Final = "chosen"
+"""Attribute of a usage: the candidates that were chosen."""
 IDLE: Final = timedelta(seconds=10)
 """Time without a placed or ended step after which a run is swept."""
 SWEEP_MAX: Final = 200
@@ -294,6 +297,7 @@ class WorkflowRunner:
                 ended.status,
                 ended.reason,
                 billable=ended.status == "succeeded",
+                usage=Usage(attributes={CHOSEN: ", ".join(ended.chosen)} if ended.chosen else {}),
                 output=ended.output,
                 error=ended.error,
             ),

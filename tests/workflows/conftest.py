@@ -12,7 +12,8 @@ from tests.artist import Artist, at_work
 from tests.databases import Databases
 from tests.stack import Stack
 
-MODELS = ["draw", "enlarge", "write", "blend", "film", "speak", "talk"]
+SAYING = ["say-yes", "say-no", "say-2", "broken"]
+MODELS = ["draw", "enlarge", "write", "blend", "film", "speak", "talk", *SAYING]
 CATALOG = """\
 version: 1
 models:
@@ -59,6 +60,52 @@ models:
       - {unit: input_token, amount: "1", per: 1000000}
       - {unit: output_token, amount: "3", per: 1000000}
 
+  - name: say-yes
+    task: text-generation
+    engine: echo
+    limits: &limits {context_tokens: 32768, output_tokens: 100}
+    price: &price
+      - {unit: input_token, amount: "1", per: 1000000}
+      - {unit: output_token, amount: "3", per: 1000000}
+  - {name: say-no, task: text-generation, engine: echo, limits: *limits, price: *price}
+  - {name: say-2, task: text-generation, engine: echo, limits: *limits, price: *price}
+  - {name: broken, task: text-generation, engine: echo, limits: *limits, price: *price}
+  - name: best-answer
+    task: text-generation
+    price: steps
+    workflow:
+      inputs: {prompt: {type: text}}
+      steps:
+        - name: answer
+          model: say-yes
+          input: &asked {messages: [{role: user, content: "${inputs.prompt}"}], max_tokens: 20}
+          best_of: {n: 2, models: [say-yes, say-no], judge: say-2, criterion: the shorter one}
+      output: ${steps.answer}
+  - name: voted-answer
+    task: text-generation
+    price: steps
+    workflow:
+      inputs: {prompt: {type: text}}
+      steps:
+        - name: opinion
+          model: write
+          input: *asked
+          vote: {n: 3, models: [say-yes, say-no, say-no]}
+        - name: tell
+          model: write
+          input: {messages: [{role: user, content: "They said: ${steps.opinion}"}], max_tokens: 20}
+      output: ${steps.tell}
+  - name: hardy-answer
+    task: text-generation
+    price: steps
+    workflow:
+      inputs: {prompt: {type: text}}
+      steps:
+        - name: answer
+          model: broken
+          input: *asked
+          best_of: {n: 2, models: [broken, say-yes], judge: say-2}
+      output: ${steps.answer}
   - name: draw-then-enlarge
     aliases: [acme/big]
     task: text-to-image

@@ -60,6 +60,26 @@ def test_valid_workflow_has_no_problems_and_is_unknown_to_workers(tmp_path: Path
         ("{name: big, model: enlarge, when: inputs.prompt, input: {a: b}}", "is not optional"),
         ("{name: big, model: enlarge, when: inputs.x, input: {a: b}}", "unknown input 'x'"),
         ("{name: big, model: enlarge, when: never, input: {a: b}}", "not a valid condition"),
+        ("{name: big, model: write, vote: {n: 1}, input: {a: b}}", "vote.n: should be greater"),
+        ("{name: big, model: write, vote: {n: 9}, input: {a: b}}", "vote.n: should be less"),
+        ("{name: big, model: enlarge, vote: {n: 2}, input: {a: b}}", "only texts can be chosen"),
+        (
+            "{name: big, model: write, best_of: {n: 2, judge: draw}, input: {a: b}}",
+            "best_of.judge: draw does text-to-image, image-to-image, not text-generation",
+        ),
+        (
+            "{name: big, model: write, vote: {n: 2, models: [write, none]}, input: {a: b}}",
+            "vote.models[1]: unknown model 'none'",
+        ),
+        (
+            "{name: big, model: write, vote: {n: 2, models: [write, write, write]}, input: {a: b}}",
+            "3 models for 2 candidates; raise `n`",
+        ),
+        (
+            "{name: big, model: write, vote: {n: 2}, best_of: {n: 2, judge: write}, input: {a: b}}",
+            "a step has either `best_of` or `vote`",
+        ),
+        ("{name: big, model: write, best_of: {n: 2}, input: {a: b}}", "'judge' is missing"),
     ],
 )
 def test_invalid_step_is_refused(tmp_path: Path, step: str, said: str) -> None:

@@ -79,7 +79,7 @@ def typical_nanos(entry: CatalogEntry, find: Find, task: Task | None = None) -> 
     """
     if entry.workflow is not None and not entry.price:
         steps = []
-        for step in entry.workflow.steps:
+        for step in entry.workflow.run_steps:
             model = find(step.model)
             steps.append(None if model is None else typical_nanos(model, find, step.task))
         return None if None in steps else sum(nanos or 0 for nanos in steps)
