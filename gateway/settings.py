@@ -52,6 +52,9 @@ RETENTION_ENDLESS: Final = (
 RETENTION_YEARS_MAX: Final = 100
 _A_YEAR: Final = {"minutes": 525_600, "hours": 8760, "days": 365}
 
+DATABASE_FILE: Final = "tollgate.db"
+"""Name of the SQLite database in the home."""
+
 
 class Settings(BaseSettings):
     """Read from the environment, with the prefix ``TOLLGATE_``, except for the URLs of services and
@@ -375,7 +378,7 @@ class Settings(BaseSettings):
 
     @property
     def sql_url(self) -> str:
-        return self.database_url or f"sqlite:///{self.home.resolve() / 'tollgate.db'}"
+        return self.database_url or f"sqlite:///{self.home.resolve() / DATABASE_FILE}"
 
     @property
     def blobs(self) -> str:

@@ -18,7 +18,7 @@ import yaml
 
 from gateway.catalog.tasks import Task
 from gateway.plan.networks.audio import csm_work, musicgen_work
-from gateway.plan.networks.autoencoders import kl_work, tiny_work
+from gateway.plan.networks.autoencoders import kl_work, tiny_work, wan_video_work
 from gateway.plan.networks.diffusion_transformers import flux_work, ltx_work, sd3_work, wan_work
 from gateway.plan.networks.encoders import clip_work, t5_work
 from gateway.plan.networks.tally import Config, Unknown, Work
@@ -107,9 +107,9 @@ class Generator:
 
     def uncounted(self, name: str, runs: int = 1) -> NetworkPart:
         """Return a part whose operations cannot be computed."""
-        parameters = self.counted.get(name) or self.networks[name].get("parameters")
+        parameters = self.counted.get(name)
         if parameters is None:
-            raise ValueError(f"the weights of {name or self.pipeline} are not known")
+            raise ValueError(f"the weights of {name or self.pipeline} are not there to be counted")
         return NetworkPart(name or self.pipeline, parameters, None, runs)
 
     def part(self, name: str, work: Callable[[Config], Work], runs: int) -> NetworkPart:
@@ -273,15 +273,24 @@ def _clips(denoiser: Config, vae: Config, frames: int, temporal: int) -> int:
 def _autoencoder(model: Generator, order: ResultOrder, frames: int, *, reads: bool) -> NetworkPart:
     """Return the autoencoder's part: it decodes each frame, and encodes a source."""
 
+    size = {"width": order.width, "height": order.height}
+
     def work(config: Config) -> Work:
+        decoded = frames
         match config.get("_class_name"):
             case "AutoencoderKL":
-                encoder, decoder = kl_work(config, width=order.width, height=order.height)
+                encoder, decoder = kl_work(config, **size)
             case "AutoencoderTiny":
-                encoder, decoder = tiny_work(config, width=order.width, height=order.height)
+                encoder, decoder = tiny_work(config, **size)
+            case "AutoencoderKLWan":
+                # One clip of four frames for each latent but the first. A source is encoded as its
+                # first frame.
+                whole = -(-(frames - 1) // 4) * 4 + 1
+                encoder, decoder = wan_video_work(config, **size, frames=whole)
+                decoded = 1
             case name:
                 raise Unknown(f"autoencoder {name}")
-        operations = decoder.operations * frames + (encoder.operations if reads else 0)
+        operations = decoder.operations * decoded + (encoder.operations if reads else 0)
         return Work(encoder.parameters + decoder.parameters, operations)
 
     return model.part("vae", work, 1)

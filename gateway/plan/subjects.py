@@ -57,7 +57,7 @@ def find_subject(
     ``root`` is the directory of the catalog; ``directories`` allows names of others. Raise
     ``LookupError`` if the model is unknown, ``ValueError`` if it cannot be planned.
     """
-    entry = next((one for one in entries if one.name == name), None)
+    entry = _find_entry(name, entries)
     given = {key: value for key, value in (dimensions or {}).items() if value is not None}
     if given:
         if missing := [key for key in DIMENSIONS if key not in given]:
@@ -77,6 +77,15 @@ def find_subject(
         if directories
         else f"{name!r} is not in the catalog; {_known()}"
     )
+
+
+def _find_entry(name: str, entries: Sequence[CatalogEntry]) -> CatalogEntry | None:
+    """Find an entry by its name or an alias; the case matters only if it must."""
+    for spelled in (str, str.lower):
+        for entry in entries:
+            if spelled(name) in map(spelled, (entry.name, *entry.aliases)):
+                return entry
+    return None
 
 
 def _of_entry(entry: CatalogEntry, root: Path) -> Model:

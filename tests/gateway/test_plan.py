@@ -8,6 +8,7 @@ import pytest
 
 from gateway.accounts.roles import ROLES
 from gateway.plan.measured import REQUESTS_MIN
+from tests.cli.here import run_here
 from tests.stack import Caller, Stack, chat, wait_for
 
 
@@ -53,6 +54,11 @@ def test_measured_figures_are_beside_the_computed_ones(text_stack: Stack) -> Non
     assert float(row["price_usd"]) > 0
     assert row["devices"] >= 1
     assert made["devices"][0]["result"]["basis"] == "computed"
+    printed = run_here(
+        ("plan", "tiny", "--gpu", "l4", "--price", "1"),
+        {"DATABASE_URL": text_stack.database_url, "TOLLGATE_CATALOG": str(text_stack.catalog)},
+    )
+    assert f"cpu, float32, {row['requests']} requests  measured" in printed.stdout, printed.output
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gateway.plan.generators import generators, read_generator
 from gateway.plan.networks.audio import csm_work, musicgen_work
-from gateway.plan.networks.autoencoders import kl_work, tiny_work
+from gateway.plan.networks.autoencoders import kl_work, tiny_work, wan_video_work
 from gateway.plan.networks.diffusion_transformers import flux_work, ltx_work, sd3_work, wan_work
 from gateway.plan.networks.encoders import clip_work, t5_work
 from gateway.plan.networks.tally import Unknown, Work
@@ -218,6 +218,27 @@ def test_autoencoders(
     assert decoder.operations == pytest.approx(decoded, rel=0.02)
 
 
+def test_autoencoder_of_video() -> None:
+    config = {
+        "base_dim": 8,
+        "z_dim": 4,
+        "dim_mult": [1, 2, 2],
+        "num_res_blocks": 1,
+        "temperal_downsample": [False, True],
+    }
+    module = build(
+        "AutoencoderKLWan", {**config, "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}
+    )
+
+    encoder, decoder = wan_video_work(config, width=32, height=16, frames=5)
+
+    assert encoder.parameters + decoder.parameters == weights(module)
+    decoded = operations(module.decode, meta(1, 4, 3, 4, 8))
+    assert decoder.operations == pytest.approx(decoded, rel=0.02)
+    with pytest.raises(Unknown, match="residual"):
+        wan_video_work({**config, "is_residual": True}, width=32, height=16, frames=5)
+
+
 def test_encoders_of_prompts() -> None:
     clip = {
         "hidden_size": 32,
@@ -291,3 +312,6 @@ def test_weights_of_well_known_models() -> None:
     large = wan_work(denoiser("wan2.1-t2v-14b"), positions=1, text=512)
     small = wan_work(denoiser("wan2.1-t2v-1.3b"), positions=1, text=512)
     assert (large.parameters, small.parameters) == (14_288_491_584, 1_418_996_800)
+    vae = generators()["wan2.1-t2v-14b"].networks["vae"]
+    both = wan_video_work(vae, width=832, height=480, frames=81)
+    assert sum(work.parameters for work in both) == 126_892_531

@@ -29,7 +29,7 @@ from gateway.plan.subjects import find_subject
 from gateway.plan.this_machine import devices_here
 from gateway.plan.views import MeasuredView, MillionView, PartView, PlannedDeviceView, PlanView
 from gateway.pricing import parse_usd
-from gateway.settings import Settings
+from gateway.settings import DATABASE_FILE, Settings
 
 
 class Count(click.ParamType[int]):
@@ -181,7 +181,7 @@ def _rates(settings: Settings, catalog: Catalog | None, given: str | None) -> Ex
 
 def _read_measured(settings: Settings, model: str) -> tuple[Measured, ...]:
     """Read receipts, if this installation has a database."""
-    if settings.database_url is None and not settings.home.is_dir():
+    if settings.database_url is None and not (settings.home / DATABASE_FILE).is_file():
         return ()
     with open_database(settings) as database, database.snapshot() as connection:
         return read_measured(connection, model)

@@ -1,10 +1,11 @@
-"""Autoencoders of pictures: ``AutoencoderKL`` and ``AutoencoderTiny`` of diffusers."""
+"""Autoencoders of diffusers: ``AutoencoderKL`` and ``AutoencoderTiny`` of pictures,
+``AutoencoderKLWan`` of video."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.plan.networks.tally import Config, Tally, Work
+from gateway.plan.networks.tally import Config, Tally, Unknown, Work
 
 
 def kl_work(config: Config, *, width: int, height: int) -> tuple[Work, Work]:
@@ -72,6 +73,74 @@ def tiny_work(config: Config, *, width: int, height: int) -> tuple[Work, Work]:
         else:
             decoder.conv(channels, config.get("out_channels", 3), 9, positions)
     return encoder.work, decoder.work
+
+
+def wan_video_work(config: Config, *, width: int, height: int, frames: int) -> tuple[Work, Work]:
+    """Return the work of the encoder and of the decoder for a video of this size in pixels.
+
+    The first frame is encoded alone, the others in pairs, twice. Raise ``Unknown`` for the later
+    kind with residual blocks.
+    """
+    if config.get("is_residual"):
+        raise Unknown("autoencoder with residual blocks")
+    base, latent, layers = config["base_dim"], config["z_dim"], config["num_res_blocks"]
+    channels = [base * factor for factor in config["dim_mult"]]
+    halved: Sequence[bool] = config["temperal_downsample"]
+    last = len(channels) - 1
+
+    encoder, inputs, area, time = Tally(), base, width * height, frames
+    encoder.conv(config.get("in_channels") or 3, base, 27, time * area)
+    for block, outputs in enumerate(channels):
+        for _ in range(layers):
+            _video_resnet(encoder, inputs, outputs, time * area)
+            inputs = outputs
+        if block < last:
+            area //= 4
+            encoder.conv(outputs, outputs, 9, time * area)
+            if halved[block]:
+                time = (time + 1) // 2
+                encoder.conv(outputs, outputs, 3, (time - 1) * area)
+    _video_middle(encoder, inputs, area, time)
+    encoder.weights(inputs)
+    encoder.conv(inputs, 2 * latent, 27, time * area)
+    encoder.conv(2 * latent, 2 * latent, 1, time * area)
+
+    decoder = Tally()
+    decoder.conv(latent, latent, 1, time * area)
+    decoder.conv(latent, inputs, 27, time * area)
+    _video_middle(decoder, inputs, area, time)
+    for block in reversed(range(last + 1)):
+        outputs = channels[block]
+        for _ in range(layers + 1):
+            _video_resnet(decoder, inputs, outputs, time * area)
+            inputs = outputs
+        if block:
+            if halved[block - 1]:
+                decoder.conv(outputs, 2 * outputs, 3, (time - 1) * area)
+                time = 2 * time - 1
+            area *= 4
+            decoder.conv(outputs, outputs // 2, 9, time * area)
+            inputs = outputs // 2
+    decoder.weights(inputs)
+    decoder.conv(inputs, config.get("out_channels") or 3, 27, time * area)
+    return encoder.work, decoder.work
+
+
+def _video_middle(tally: Tally, width: int, area: int, time: int) -> None:
+    _video_resnet(tally, width, width, time * area)
+    tally.weights(width)
+    tally.linear(width, 3 * width, time * area)
+    tally.linear(width, width, time * area)
+    tally.attend(time * area, area, width)
+    _video_resnet(tally, width, width, time * area)
+
+
+def _video_resnet(tally: Tally, inputs: int, outputs: int, positions: int) -> None:
+    tally.weights(inputs + outputs)
+    tally.conv(inputs, outputs, 27, positions)
+    tally.conv(outputs, outputs, 27, positions)
+    if inputs != outputs:
+        tally.conv(inputs, outputs, 1, positions)
 
 
 def _tiny_blocks(tally: Tally, count: int, channels: int, positions: int) -> None:
