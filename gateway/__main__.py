@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "audit": "audit:audit",
     "budget": "limits:budget",
     "catalog": "catalog:catalog",
+    "console": "console:console",
     "credit": "credit:credit",
     "erase": "erase:erase_command",
     "export": "reports:export_command",
@@ -75,12 +76,17 @@ def cli() -> None:
 
 
 @cli.command(epilog=example("TOLLGATE_PORT=9000 tollgate up"))
-def up() -> None:
+@click.option(
+    "--console-link/--no-console-link",
+    default=True,
+    help="Whether to print a one-time link to the console, if no operator is in it.",
+)
+def up(console_link: bool) -> None:
     """Run everything on this machine: queue server, gateway and a worker, in the foreground."""
     from gateway.up.embedded import CannotStart, run
 
     try:
-        run(read_settings())
+        run(read_settings(), console_link=console_link)
     except CannotStart as error:
         refuse(str(error))
 

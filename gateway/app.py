@@ -42,6 +42,8 @@ from gateway.audit_log import Author
 from gateway.batches.runner import Runner
 from gateway.batches.stored import StoredOutputs
 from gateway.catalog.store import LiveCatalog
+from gateway.console.app import console_router
+from gateway.console.headers import add_console_headers
 from gateway.disk import written_paths
 from gateway.files.download_urls import UrlSigner
 from gateway.files.fetch import Fetcher
@@ -293,10 +295,11 @@ def create_app(settings: Settings) -> Litestar:
             ),
             FrontPageController,
             HealthController,
+            *([console_router()] if settings.console else ()),
         ],
         guards=[require_key, check_address],
         request_class=ApiRequest,
-        before_send=[add_limit_headers],
+        before_send=[add_limit_headers, add_console_headers],
         cors_config=cors_of(settings),
         lifespan=[lifespan],
         exception_handlers=EXCEPTION_HANDLERS,

@@ -259,6 +259,18 @@ class Settings(BaseSettings):
     """Retention of the audit log."""
     notice_credit_low_usd: str | None = None
     """Credit, such as `5`, below which an account is told that it is nearly used up."""
+    console: bool = True
+    """Whether the console is served under `/console`."""
+    console_key_login: bool = True
+    """Whether a key opens the console; turn this off if people enter through a provider."""
+    console_insecure: bool = False
+    """Whether the console can be entered without TLS at an address that is not loopback; for tests
+    in a trusted network."""
+    console_idle_minutes: float = Field(default=30.0, ge=1)
+    """Time without a request after which a session of an operator, finance or an auditor ends;
+    those of members of accounts end after 12 hours."""
+    console_session_hours: float = Field(default=12.0, ge=0.1)
+    """Maximum length of such a session; that of members of accounts is 14 days."""
     smtp_host: str | None = None
     """Mail server through which notices are sent."""
     smtp_port: int | None = Field(default=None, ge=1, le=65535)
@@ -375,6 +387,14 @@ class Settings(BaseSettings):
         if self.redis_url is None:
             raise ValueError("REDIS_URL is not set; only `tollgate up` starts a queue server")
         return self.redis_url
+
+    @property
+    def console_url(self) -> str:
+        """Return the URL by which a person reaches the gateway, without a slash at its end."""
+        if self.public_url is not None:
+            return self.public_url.rstrip("/")
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
     def sql_url(self) -> str:

@@ -204,6 +204,13 @@ def authenticate(connection: Connection, secret: str, pepper: bytes) -> KeyInfo:
     return key
 
 
+def find_secret(connection: Connection, secret: str, pepper: bytes) -> KeyInfo | None:
+    """Return the key of a secret, whether or not it is active; None if it is unknown."""
+    own = keys.c.secret_hash == hash_secret(secret, pepper)
+    row = connection.execute(_KEYS.where(own)).mappings().first()
+    return None if row is None else _info(row)
+
+
 def unknown_key() -> Unauthorized:
     return Unauthorized("invalid_api_key", "Unknown API key.")
 

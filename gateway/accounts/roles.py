@@ -74,6 +74,8 @@ ACT_AREAS: Final[Mapping[str, Area]] = {
     "access": "users",
     "user": "users",
     "member": "users",
+    "link": "users",
+    "session": "users",
     "credit": "credit",
     "invoice": "credit",
     "budget": "budgets",

@@ -17,7 +17,9 @@ from sqlalchemy.exc import IntegrityError
 
 from gateway.accounts.keys import revoke_keys_of
 from gateway.accounts.locks import lock_accounts
+from gateway.accounts.login_links import void_links
 from gateway.accounts.roles import MemberRole, Role
+from gateway.accounts.sessions import end_sessions, of_user
 from gateway.checks.decoding import ID_MAX, read_id
 from gateway.checks.entered import NAME_MAX, check_text
 from gateway.sql.database import upsert
@@ -109,8 +111,16 @@ def list_users(
 
 def change_user(connection: Connection, user_id: int, values: UserValues) -> User:
     """Change the attributes that are given. The keys of a user that is disabled are revoked. Raise
-    as ``create_user``."""
+    as ``create_user``.
+
+    Another role in the installation, as disabling, ends the user's sessions and links.
+    """
     _check(connection, values, user_id)
+    before = find_user(connection, str(user_id))
+    if (values.get("role", before.role), values.get("status", "active")) != (before.role, "active"):
+        now = datetime.now(UTC)
+        end_sessions(connection, of_user(user_id), now)
+        void_links(connection, user_id, now)
     if values.get("status") == "disabled":
         query = select(members.c.account_id).where(members.c.user_id == user_id)
         lock_accounts(connection, connection.scalars(query).all())

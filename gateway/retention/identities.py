@@ -27,6 +27,7 @@ from gateway.tables.core import accounts, budgets, idempotency, keys
 from gateway.tables.feedback import feedback
 from gateway.tables.notices import notice_subscriptions, notices
 from gateway.tables.retention import erasures
+from gateway.tables.sessions import login_links, sessions
 from gateway.tables.users import members, users
 
 ERASED: Final = "erased"
@@ -76,7 +77,8 @@ def _erase_users(connection: Connection, account_id: int, ids: list[int]) -> Non
         insert(erasures),
         [{"subject": f"user {id}", "account_id": account_id, "at": now} for id in ids],
     )
-    connection.execute(delete(members).where(members.c.user_id.in_(ids)))
+    for table in (members, sessions, login_links):
+        connection.execute(delete(table).where(table.c.user_id.in_(ids)))
     connection.execute(
         update(users)
         .where(users.c.id.in_(ids))
@@ -144,6 +146,17 @@ PARTS: Final = (
             or_(batches.c["metadata"].is_not(None), batches.c.errors.is_not(None)),
         ),
         _empty_batches,
+    ),
+    Part(
+        "sessions",
+        lambda id: (
+            select(sessions.c.id)
+            .join(keys, keys.c.id == sessions.c.key_id)
+            .where(keys.c.account_id == id)
+        ),
+        lambda connection, _, ids: connection.execute(
+            delete(sessions).where(sessions.c.id.in_(ids))
+        ),
     ),
     Part("keys", _with_label, _revoke_keys),
     Part(

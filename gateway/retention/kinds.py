@@ -13,6 +13,8 @@ from typing import Final, TypeAlias
 
 from sqlalchemy import Column, Connection, select
 
+from gateway.accounts.login_links import delete_ended_links
+from gateway.accounts.sessions import delete_ended_sessions
 from gateway.audit_log import delete_expired
 from gateway.feedback.store import delete_older, oldest_request
 from gateway.files.retention import Cleared, MediaStore
@@ -26,6 +28,7 @@ from gateway.sql.database import Database
 from gateway.tables.audit import audit_events
 from gateway.tables.core import idempotency, outputs
 from gateway.tables.files import media
+from gateway.tables.sessions import login_links, sessions
 from gateway.tables.voices import voice_recordings
 from gateway.tables.webhooks import webhook_deliveries
 from gateway.voices.store import delete_ended_recordings
@@ -162,6 +165,13 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
             ),
             oldest_ending,
         ),
+        *(
+            Kind(name, "", _DAY, in_sql(_ended_a_day_ago(delete)), _first(column))
+            for name, delete, column in (
+                ("sessions", delete_ended_sessions, sessions.c.ends_at),
+                ("login_links", delete_ended_links, login_links.c.ends_at),
+            )
+        ),
         Kind(
             "audit_events",
             "TOLLGATE_AUDIT_RETENTION_DAYS",
@@ -175,6 +185,12 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
             by_day=True,
         ),
     )
+
+
+def _ended_a_day_ago(
+    delete: Callable[..., int],
+) -> Callable[[Connection, datetime], int]:
+    return lambda connection, now: delete(connection, now - _DAY, limit=ROWS_MAX)
 
 
 async def _nothing() -> Cleared:

@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Final, TypeAlias
 
@@ -33,6 +34,12 @@ from gateway.operations.accounts import AccountBody
 from gateway.operations.credit import CreditBody
 from gateway.operations.database import record_migration
 from gateway.operations.keys import KeyBody
+from gateway.operations.sessions import (
+    LINK_MINUTES,
+    LinkBody,
+    create_link,
+    operator_has_session,
+)
 from gateway.settings import Settings
 from gateway.sql.database import Database, migrate
 from gateway.up import environment
@@ -65,7 +72,7 @@ class CannotStart(Exception):
     """The reason why ``up`` cannot start, in one line."""
 
 
-async def up(settings: Settings) -> None:
+async def up(settings: Settings, *, console_link: bool) -> None:
     """Run everything until SIGINT or SIGTERM. Raise ``CannotStart`` if that fails."""
     home = settings.home.resolve()
     state.secure(home)
@@ -78,13 +85,20 @@ async def up(settings: Settings) -> None:
             loop.add_signal_handler(number, stop.set)
         children: list[Child] = []
         try:
-            await _run(settings, home, children, stop)
+            await _run(settings, home, children, stop, console_link=console_link)
         finally:
             for child in reversed(children):
                 await child.stop()
 
 
-async def _run(settings: Settings, home: Path, children: list[Child], stop: asyncio.Event) -> None:
+async def _run(
+    settings: Settings,
+    home: Path,
+    children: list[Child],
+    stop: asyncio.Event,
+    *,
+    console_link: bool,
+) -> None:
     credentials = environment.credentials(load_catalog(settings.catalog).models)
     environ = {
         **os.environ,
@@ -137,7 +151,9 @@ async def _run(settings: Settings, home: Path, children: list[Child], stop: asyn
                 tasks.append(asyncio.create_task(_keep_live(gateway, probe)))
                 if queue is not None:
                     tasks.append(asyncio.create_task(_keep_live(queue, _queue_probe(path))))
-                _print_welcome(settings, home)
+                secret = console_link and sys.stdout.isatty()
+                console = await asyncio.to_thread(_console_line, settings, secret=secret)
+                _print_welcome(settings, home, console)
                 await stopped
         print_line("stopping")
         ready.cancel()
@@ -252,7 +268,7 @@ def _queue_probe(path: Path) -> Probe:
     return probe
 
 
-def _print_welcome(settings: Settings, home: Path) -> None:
+def _print_welcome(settings: Settings, home: Path, console: str) -> None:
     """Print the URLs and a first call. The key itself is printed to a terminal only, because other
     output can end up in a journal."""
     url = f"http://{settings.host}:{settings.port}"
@@ -267,6 +283,8 @@ def _print_welcome(settings: Settings, home: Path) -> None:
         print_line(f"API key   {key}   (also in {path})")
     else:
         print_line(f"API key   in {path}")
+    if settings.console:
+        print_line(f"console   {console}")
     print_line(f"API docs  {url}/schema")
     print_line(f"ready {url}")
     print_line(
@@ -274,6 +292,25 @@ def _print_welcome(settings: Settings, home: Path) -> None:
         "-H 'Content-Type: application/json' -d "
         """'{"model": "pocket-chat", "messages": """
         """[{"role": "user", "content": "What is a hold?"}]}'"""
+    )
+
+
+def _console_line(settings: Settings, *, secret: bool) -> str:
+    """Return the address of the console: with ``secret`` a one-time link, unless an operator is in
+    it already. Output that can end up in a journal has none."""
+    database = Database(settings.sql_url, prepare=settings.database_prepare)
+    try:
+        with database.transaction() as connection:
+            if not secret or operator_has_session(connection, datetime.now(UTC)):
+                plain = f"{settings.console_url}/console"
+                return f"{plain}   (`tollgate console link` prints a one-time address)"
+            author, pepper = Author("tollgate up", "system"), read_pepper(settings)
+            made = create_link(connection, author, LinkBody(), pepper=pepper)
+    finally:
+        database.dispose()
+    return (
+        f"{settings.console_url}{made['path']}   (once, {LINK_MINUTES} minutes; or type "
+        f"{made['code']} at /console/enter)"
     )
 
 
@@ -313,10 +350,10 @@ def print_line(line: str) -> None:
     sys.stdout.flush()
 
 
-def run(settings: Settings) -> None:
+def run(settings: Settings, *, console_link: bool = True) -> None:
     """Run ``up`` to its end. Raise ``CannotStart``, ``CatalogError`` or ``OSError``."""
     try:
-        asyncio.run(up(settings))
+        asyncio.run(up(settings, console_link=console_link))
     except NoQueueServer as error:
         raise CannotStart(str(error)) from None
     except TimeoutError:

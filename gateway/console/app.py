@@ -1,0 +1,133 @@
+"""Collects the routes of the console, and renders its errors as pages."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from litestar import Response, Router, get
+from litestar.di import Provide
+from litestar.exceptions import HTTPException
+from litestar.response import Redirect
+from litestar.types import ExceptionHandlersMap
+from redis.exceptions import RedisError
+
+from gateway.api.http.request import ApiRequest
+from gateway.console import assets
+from gateway.console.entrance.enter import EntranceController
+from gateway.console.entrance.leave import leave
+from gateway.console.guards import (
+    NotEntered,
+    check_form,
+    check_host,
+    find_visitor,
+    no_page,
+)
+from gateway.console.headers import PREFIX
+from gateway.console.pages import home
+from gateway.console.rendering import page_now
+from gateway.console.visitors import Visitor, visitor_of
+from gateway.errors import InternalError, InvalidRequest, TollgateError, Unavailable
+from gateway.sql.outages import SQL_OUTAGE, outage_name
+
+log = logging.getLogger(__name__)
+
+TITLES: Final = {
+    400: "This is not accepted",
+    403: "Not allowed",
+    404: "This page does not exist",
+    421: "Another address is needed",
+    429: "Too many at a time",
+    500: "Something went wrong",
+    503: "Not available at the moment",
+}
+
+
+def console_router() -> Router:
+    """Return the routes of the console."""
+    return Router(
+        PREFIX,
+        route_handlers=[
+            EntranceController,
+            leave,
+            *home.HANDLERS,
+            *assets.HANDLERS,
+            _nothing,
+        ],
+        guards=[check_host, find_visitor, check_form],
+        dependencies={"visitor": Provide(_visitor, sync_to_thread=False)},
+        exception_handlers=_HANDLERS,
+        include_in_schema=False,
+    )
+
+
+@get("/{rest:path}", opt={"open": True})
+async def _nothing(rest: str) -> Response[Any]:
+    raise no_page()
+
+
+def _visitor(request: ApiRequest) -> Visitor:
+    visitor = visitor_of(request)
+    assert visitor is not None
+    return visitor
+
+
+def _to_entrance(request: ApiRequest, _: NotEntered) -> Response[Any]:
+    """Send a visitor without a session to the entrance, and back afterwards."""
+    target = "/console/enter"
+    if request.method == "GET":
+        query = request.scope["query_string"].decode("latin-1")
+        path = request.scope["path"] + (f"?{query}" if query else "")
+        target = f"{target}?{urlencode({'next': path})}"
+    if request.headers.get("hx-request"):
+        return Response(None, headers={"HX-Redirect": target})
+    return Redirect(target, status_code=303)
+
+
+def _error_page(request: ApiRequest, error: TollgateError) -> Response[Any]:
+    status = error.http_status
+    found = page_now(
+        request,
+        visitor_of(request),
+        "error.html",
+        title=TITLES.get(status, TITLES[400 if status < 500 else 500]),
+        status=status,
+        message=error.message,
+        call_id=error.request_id,
+        retry_after_s=error.retry_after_s,
+    )
+    found.headers.update(error.headers)
+    return found
+
+
+def _http_error(request: ApiRequest, error: HTTPException) -> Response[Any]:
+    if error.status_code >= 500:
+        return _unexpected(request, error)
+    if error.status_code == 404:
+        return _error_page(request, no_page())
+    return _error_page(request, InvalidRequest("invalid_request", str(error.detail)))
+
+
+def _outage(request: ApiRequest, error: Exception) -> Response[Any]:
+    log.error("the console reached no service: %s", outage_name(error))
+    message = "The database or the queue server does not answer; nothing was changed. Try again."
+    return _error_page(request, Unavailable("unavailable", message, retry_after_s=2))
+
+
+def _unexpected(request: ApiRequest, error: Exception) -> Response[Any]:
+    path = request.scope["path"]
+    log.error("unexpected error at %s %s", request.method, path, exc_info=error)
+    return _error_page(
+        request, InternalError("internal_error", "An internal error occurred; it was logged.")
+    )
+
+
+_HANDLERS: Final[ExceptionHandlersMap] = {
+    NotEntered: _to_entrance,
+    TollgateError: _error_page,
+    HTTPException: _http_error,
+    **dict.fromkeys(SQL_OUTAGE, _outage),
+    RedisError: _outage,
+    Exception: _unexpected,
+}

@@ -1,0 +1,1 @@
+"""Entering and leaving the console, and what visitors do with their own sessions."""

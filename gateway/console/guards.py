@@ -1,0 +1,167 @@
+"""Guards of the console: the address, the session, forged forms, roles and recent proofs.
+
+The first three are those of every route. A route is closed unless it declares an act (``needs``) or
+that it is open to everybody (``opt={"open": True}``); one without either does not exist.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+
+from gateway.accounts.sessions import SEEN, Session, SessionRevoked, note_seen
+from gateway.api.http.request import ApiRequest, services_of
+from gateway.console.addresses import Address, find_address
+from gateway.console.csrf import SAFE, comes_from, entrance_token, matches, sent_token
+from gateway.console.roles import Act
+from gateway.console.sessions import entrance_secret, origin_of, session_token
+from gateway.console.visitors import Visitor, visitor_of, visitor_of_session
+from gateway.errors import Forbidden, NotFound, TollgateError
+from gateway.operations.sessions import refuse, refuse_revoked, resume, session_limits
+
+PROVED: Final = timedelta(minutes=10)
+"""Time for which a proof of who the visitor is admits what moves much."""
+
+AnyConnection = ASGIConnection[Any, Any, Any, Any]
+
+
+class Misdirected(TollgateError):
+    """A ``Host`` that is not one of the console's."""
+
+    status = 421
+
+
+class NotEntered(Exception):
+    """A visitor without a session asks for a page of the console."""
+
+
+class ProofNeeded(Exception):
+    """A visitor has to prove again who it is."""
+
+
+async def check_host(connection: AnyConnection, _: BaseRouteHandler) -> None:
+    """Refuse any address but the console's own."""
+    settings = services_of(connection).settings
+    host = connection.headers.get("host", "")
+    address = find_address(settings, host)
+    if address is None:
+        raise Misdirected(
+            "misdirected",
+            f"The console is not served at {host!r}. Set TOLLGATE_PUBLIC_URL to the address that "
+            f"people use, or open http://127.0.0.1:{settings.port}/console on the machine itself.",
+        )
+    connection.scope["state"]["address"] = address
+
+
+async def find_visitor(connection: AnyConnection, handler: BaseRouteHandler) -> None:
+    """Find the visitor of the cookie. Raise ``NotEntered`` unless the route is open."""
+    assert isinstance(connection, ApiRequest)
+    is_open = bool(handler.opt.get("open"))
+    session = await _session(connection)
+    if session is not None:
+        connection.scope["state"]["visitor"] = visitor_of_session(session)
+    elif not is_open:
+        raise NotEntered
+    if not is_open and not any(isinstance(each, Needs) for each in handler.resolve_guards()):
+        raise no_page()
+
+
+async def _session(request: ApiRequest) -> Session | None:
+    services, address = request.services, address_of(request)
+    token = session_token(request, address)
+    if token is None:
+        return None
+    limits = session_limits(services.settings)
+    try:
+        session = await services.database.read(
+            lambda each: resume(each, token, limits=limits, pepper=services.pepper)
+        )
+    except SessionRevoked as error:
+        revoked = error
+        await services.database.write(
+            lambda each: refuse_revoked(each, revoked, origin=origin_of(request))
+        )
+        return None
+    now = datetime.now(UTC)
+    if session is not None and session.seen_at + SEEN <= now:
+        id = session.id
+        await services.database.write(lambda each: note_seen(each, id, now), durable=False)
+    return session
+
+
+async def check_form(connection: AnyConnection, handler: BaseRouteHandler) -> None:
+    """Refuse a call that changes something, but was not sent by a form of the console."""
+    assert isinstance(connection, ApiRequest)
+    if connection.method in SAFE or handler.opt.get("reports"):
+        return
+    visitor, address = visitor_of(connection), address_of(connection)
+    if handler.opt.get("open") and visitor is None:
+        pepper = services_of(connection).pepper
+        expected = entrance_token(entrance_secret(connection, address), pepper)
+    else:
+        assert visitor is not None
+        expected = visitor.csrf
+    if not comes_from(connection, address):
+        why = "the form was sent by another site"
+    elif not matches(await sent_token(connection), expected):
+        why = "the form has no token of this session"
+    else:
+        return
+    if visitor is not None:
+        await _record_refusal(connection, visitor, why)
+    raise Forbidden("forged_form", f"Nothing was changed: {why}. Open the page again and repeat.")
+
+
+class Needs:
+    """Guard of a route: the visitor must be allowed to do an act.
+
+    A path parameter ``account_id`` is the account in question, otherwise the one looked at. What a
+    visitor may not see does not exist.
+    """
+
+    def __init__(self, act: Act) -> None:
+        self.act = act
+
+    async def __call__(self, connection: AnyConnection, _: BaseRouteHandler) -> None:
+        assert isinstance(connection, ApiRequest)
+        visitor = visitor_of(connection)
+        assert visitor is not None
+        account_id: int | None = connection.path_params.get("account_id")
+        if visitor.may(self.act, account_id):
+            return
+        if connection.method not in SAFE:
+            await _record_refusal(connection, visitor, f"{self.act} is not allowed")
+        raise no_page()
+
+
+def needs(act: Act) -> Needs:
+    return Needs(act)
+
+
+async def proved(connection: AnyConnection, _: BaseRouteHandler) -> None:
+    """Guard of a route that moves much: the visitor must have proved lately who it is."""
+    visitor = visitor_of(connection)
+    assert visitor is not None
+    if visitor.proved_at + PROVED <= datetime.now(UTC):
+        raise ProofNeeded
+
+
+def address_of(connection: AnyConnection) -> Address:
+    """Return the address that ``check_host`` found."""
+    address: Address = connection.scope["state"]["address"]
+    return address
+
+
+def no_page() -> NotFound:
+    return NotFound("not_found", "This page does not exist.")
+
+
+async def _record_refusal(request: ApiRequest, visitor: Visitor, why: str) -> None:
+    where = f"{request.method} {request.scope['path']}: {why}"[:500]
+    origin = origin_of(request)
+    await request.services.database.write(
+        lambda each: refuse(each, visitor.session, where, origin=origin)
+    )

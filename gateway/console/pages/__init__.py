@@ -1,0 +1,1 @@
+"""The pages: one module of controllers for each part of the navigation."""

@@ -1,0 +1,80 @@
+"""A visitor of the console: who it is, what it may do, and what it looks at.
+
+Built anew for each request from the session's row, so that it is never out of date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from litestar.connection import ASGIConnection
+
+from gateway.accounts.roles import MemberRole, Role
+from gateway.accounts.sessions import Method, Session, Theme
+from gateway.audit_log import Author
+from gateway.console.csrf import form_token
+from gateway.console.roles import MAY, Act
+from gateway.operations.sessions import author_of
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Either a user or a key. ``account_id`` is the account that it looks at; None: all."""
+
+    session: Session
+    user_id: int | None
+    key_id: int | None
+    name: str
+    role: Role | None
+    memberships: Mapping[int, MemberRole]
+    accounts: Mapping[int, str]
+    """Names of the accounts that it is a member of."""
+    account_id: int | None
+    account: str | None
+    csrf: str
+    """Token of its forms."""
+    proved_at: datetime
+    zone: str
+    theme: Theme
+    method: Method
+
+    def may(self, act: Act, account_id: int | None = None) -> bool:
+        """Whether it may do something: in an account or, by default, in the one it looks at."""
+        account = self.account_id if account_id is None else account_id
+        return self.role in MAY[act] or (
+            account is not None and self.memberships.get(account) in MAY[act]
+        )
+
+    def author(self, reason: str = "") -> Author:
+        """Return it as the author of acts."""
+        return author_of(self.session.identity, reason)
+
+
+def visitor_of_session(session: Session) -> Visitor:
+    identity = session.identity
+    own = identity.memberships
+    return Visitor(
+        session=session,
+        user_id=identity.user_id,
+        key_id=identity.key_id,
+        name=identity.name,
+        role=identity.role,
+        memberships={id: each.role for id, each in own.items()},
+        accounts={id: each.account for id, each in own.items()},
+        account_id=session.account_id,
+        account=session.account,
+        csrf=form_token(session.csrf),
+        proved_at=session.proved_at,
+        zone=session.zone,
+        theme=session.theme,
+        method=session.method,
+    )
+
+
+def visitor_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Visitor | None:
+    """Return the visitor that a guard found; None if nobody has entered."""
+    found: Visitor | None = connection.scope["state"].get("visitor")
+    return found

@@ -1,0 +1,340 @@
+"""Entering and leaving the console: one-time links, sessions, and what the audit log has of them.
+
+A refusal is returned, not raised, because its event and the count of wrong codes must be committed.
+Acts of a user are recorded as those of ``user 12``, so that the log's actors are not personal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final, Literal, Self, TypedDict
+
+from pydantic import ConfigDict, Field, model_validator
+from sqlalchemy import Connection, select
+
+from gateway.accounts.keys import KeyInfo, find_secret
+from gateway.accounts.login_links import LinkUsed, make_link, use_code, use_link
+from gateway.accounts.roles import MEMBER_ROLES, ROLES, MemberRole, Role
+from gateway.accounts.sessions import (
+    AGENT_MAX,
+    Identity,
+    Method,
+    NoRole,
+    Origin,
+    Session,
+    SessionLimits,
+    SessionRevoked,
+    end_sessions,
+    find_session,
+    key_identity,
+    note_refused,
+    open_session,
+    prove_again,
+    user_identity,
+)
+from gateway.accounts.users import find_user
+from gateway.audit_log import Act, Author, record
+from gateway.checks.moments import timestamp
+from gateway.operations import users
+from gateway.operations.accounts import find_owner
+from gateway.operations.bodies import Body, Id, Label, Name
+from gateway.operations.refusals import refusals
+from gateway.operations.users import MemberBody, UserBody
+from gateway.settings import Settings
+from gateway.tables.sessions import sessions
+from gateway.tables.users import members
+from gateway.tables.users import users as users_table
+
+LINK_MINUTES: Final = 10
+LINK_MINUTES_MAX: Final = 7 * 24 * 60
+
+
+class LinkBody(Body):
+    """A one-time link to the console: for a user, or for the holder of a role, who is created.
+
+    Without an account, the role is one in the installation.
+    """
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"account": "acme"}]})
+
+    user: Name | Id | None = None
+    """Email or number."""
+    account: Name | None = None
+    role: Role | MemberRole | None = None
+    """Default: operator; of an account, owner."""
+    name: Label = ""
+    """Name of a user that is created; default: the role."""
+    minutes: Annotated[int, Field(ge=1, le=LINK_MINUTES_MAX)] = LINK_MINUTES
+
+    @model_validator(mode="after")
+    def _names_one(self) -> Self:
+        if self.user is not None and (self.account or self.role or self.name):
+            raise ValueError("a user has roles and a name already; leave them out")
+        fitting = MEMBER_ROLES if self.account else ROLES
+        if self.role is not None and self.role not in fitting:
+            raise ValueError(f"the role can be {', '.join(fitting)}")
+        return self
+
+
+class LinkView(TypedDict):
+    """A link, with its secrets, which are returned only once. The path is to be appended to the
+    address of the gateway."""
+
+    object: Literal["login_link"]
+    user_id: int
+    name: str
+    path: str
+    code: str
+    expires_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """A session with the secret of its cookie."""
+
+    token: str
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What a visitor sends to prove who it is: the secret of a link, its code, or a key."""
+
+    kind: Literal["link", "code", "key"]
+    secret: str
+
+    @property
+    def method(self) -> Method:
+        return "key" if self.kind == "key" else "link"
+
+
+@dataclass(frozen=True, slots=True)
+class Nobody:
+    """A user or key that is known, but was not let in."""
+
+    subject: str
+    account_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """How sessions are opened in this installation, and from where a visitor comes."""
+
+    origin: Origin
+    lasting: bool
+    limits: SessionLimits
+    pepper: bytes
+
+
+def session_limits(settings: Settings) -> SessionLimits:
+    return SessionLimits(
+        idle=timedelta(minutes=settings.console_idle_minutes),
+        length=timedelta(hours=settings.console_session_hours),
+    )
+
+
+@refusals()
+def create_link(
+    connection: Connection, author: Author, body: LinkBody, *, pepper: bytes
+) -> LinkView:
+    """Create a one-time link, and its user if necessary."""
+    if body.user is not None:
+        user_id = find_user(connection, str(body.user)).id
+    else:
+        user_id = _holder(connection, author, body)
+    user = find_user(connection, str(user_id))
+    if user.status != "active":
+        raise ValueError(f"user {user_id} is disabled")
+    valid = timedelta(minutes=body.minutes)
+    made = make_link(connection, user_id, valid=valid, pepper=pepper, now=datetime.now(UTC))
+    expires_at = timestamp(made.ends_at)
+    record(connection, author, "link.create", f"user {user_id}", after={"expires_at": expires_at})
+    return {
+        "object": "login_link",
+        "user_id": user_id,
+        "name": user.name,
+        "path": f"/console/enter#{made.token}",
+        "code": made.code,
+        "expires_at": expires_at,
+    }
+
+
+def operator_has_session(connection: Connection, now: datetime) -> bool:
+    """Whether a user with the role operator has an open session."""
+    found = (
+        select(sessions.c.id)
+        .join(users_table, users_table.c.id == sessions.c.user_id)
+        .where(
+            users_table.c.role == "operator",
+            sessions.c.ends_at > now,
+            sessions.c.revoked_at.is_(None),
+        )
+    )
+    return connection.execute(found.limit(1)).first() is not None
+
+
+def enter(connection: Connection, proof: Proof, *, entrance: Entrance) -> Entered | None:
+    """Open a session for the user or key of a proof; None if it is refused."""
+    now = datetime.now(UTC)
+    identity = _identify(connection, proof, entrance, now)
+    return None if identity is None else begin(connection, identity, proof.method, entrance, now)
+
+
+def begin(
+    connection: Connection, identity: Identity, method: Method, entrance: Entrance, now: datetime
+) -> Entered:
+    """Open a session for a user or key that is known."""
+    token, session = open_session(
+        connection,
+        identity,
+        method,
+        origin=entrance.origin,
+        lasting=entrance.lasting,
+        limits=entrance.limits,
+        pepper=entrance.pepper,
+        now=now,
+    )
+    _record(connection, "session.begin", session, entrance.origin)
+    return Entered(token, session)
+
+
+def prove(
+    connection: Connection, session: Session, proof: Proof, *, entrance: Entrance
+) -> str | None:
+    """Accept a proof that the visitor is still the one who entered; return the secret of the new
+    cookie, or None if it is refused."""
+    now = datetime.now(UTC)
+    identity = _identify(connection, proof, entrance, now)
+    if identity is None:
+        return None
+    if identity.subject != session.identity.subject:
+        refuse(connection, session, f"{identity.subject} is another one", origin=entrance.origin)
+        return None
+    token = prove_again(connection, session.id, pepper=entrance.pepper, now=now)
+    _record(connection, "session.prove", session, entrance.origin)
+    return token
+
+
+def resume(
+    connection: Connection, token: str, *, limits: SessionLimits, pepper: bytes
+) -> Session | None:
+    """Return the session of a cookie; None if there is none. Raise ``SessionRevoked``."""
+    now = datetime.now(UTC)
+    return find_session(connection, token, limits=limits, pepper=pepper, now=now)
+
+
+def refuse_revoked(connection: Connection, error: SessionRevoked, *, origin: Origin) -> None:
+    """Record the first use of a session that was ended."""
+    if note_refused(connection, error.session_id, datetime.now(UTC)):
+        _refuse(connection, error.identity, "the session was ended", origin)
+
+
+def refuse(connection: Connection, session: Session, why: str, *, origin: Origin) -> None:
+    """Record that a call within a session was refused, because it was forged or not allowed."""
+    _refuse(connection, session.identity, why, origin)
+
+
+def leave(connection: Connection, session: Session) -> None:
+    """End the own session."""
+    end_sessions(connection, sessions.c.id == session.id, datetime.now(UTC))
+    _record(connection, "session.end", session, session.origin)
+
+
+def author_of(identity: Identity, reason: str = "") -> Author:
+    """Return a visitor as the author of acts."""
+    return Author(identity.actor, "http", key_id=identity.key_id, reason=reason)
+
+
+def _identify(
+    connection: Connection, proof: Proof, entrance: Entrance, now: datetime
+) -> Identity | None:
+    """Return the user or key of a proof; None if it is not valid, which is recorded."""
+    pepper = entrance.pepper
+    if proof.kind == "key":
+        key = find_secret(connection, proof.secret, pepper)
+        return None if key is None else _of_key(connection, key, entrance.origin, now)
+    try:
+        use = use_code if proof.kind == "code" else use_link
+        user_id = use(connection, proof.secret, pepper=pepper, now=now)
+    except LinkUsed as error:
+        why = f"the link was {error.why}"
+        _refuse(connection, Nobody(f"user {error.user_id}"), why, entrance.origin)
+        return None
+    if user_id is None:
+        return None
+    try:
+        return user_identity(connection, user_id)
+    except NoRole as error:
+        why = "the user is disabled or has no role"
+        _refuse(connection, Nobody(str(error)), why, entrance.origin)
+        return None
+
+
+def _of_key(connection: Connection, key: KeyInfo, origin: Origin, now: datetime) -> Identity | None:
+    try:
+        return key_identity(connection, key, now)
+    except NoRole as error:
+        why = "the key or its account is not active, or the key cannot read"
+        _refuse(connection, Nobody(str(error), key.account_id), why, origin)
+        return None
+
+
+def _holder(connection: Connection, author: Author, body: LinkBody) -> int:
+    """Return the user without an address who has a role and its name; create it if necessary."""
+    if body.account is None:
+        role = body.role or "operator"
+        name = body.name or role
+        found = select(users_table.c.id).where(users_table.c.role == role)
+    else:
+        account = find_owner(connection, body.account)
+        role = body.role or "owner"
+        name = body.name or role
+        found = (
+            select(users_table.c.id)
+            .join(members, members.c.user_id == users_table.c.id)
+            .where(members.c.account_id == account.id, members.c.role == role)
+        )
+    found = found.where(
+        users_table.c.name == name,
+        users_table.c.email.is_(None),
+        users_table.c.issuer.is_(None),
+        users_table.c.status == "active",
+    )
+    user_id = connection.execute(found.order_by(users_table.c.id).limit(1)).scalar()
+    if user_id is not None:
+        return int(user_id)
+    wanted = {"name": name} if body.account is not None else {"name": name, "role": role}
+    made = users.create(connection, author, UserBody.model_validate(wanted))["id"]
+    if body.account is not None:
+        member = MemberBody.model_validate({"role": role})
+        users.put_member(connection, author, body.account, str(made), member)
+    return made
+
+
+def _record(connection: Connection, act: Act, session: Session, origin: Origin) -> None:
+    record(
+        connection,
+        author_of(session.identity),
+        act,
+        session.identity.subject,
+        account_id=session.identity.account_id,
+        after={"session": session.id, "method": session.method, **_from(origin)},
+    )
+
+
+def _refuse(connection: Connection, identity: Identity | Nobody, why: str, origin: Origin) -> None:
+    record(
+        connection,
+        author_of(identity) if isinstance(identity, Identity) else Author("console", "http"),
+        "session.refuse",
+        identity.subject,
+        account_id=identity.account_id,
+        after=_from(origin),
+        reason=why,
+    )
+
+
+def _from(origin: Origin) -> Mapping[str, Any]:
+    return {"network": origin.network, "agent": origin.agent[:AGENT_MAX]}
