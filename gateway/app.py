@@ -17,6 +17,7 @@ from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
 from litestar.openapi.spec import Components, SecurityScheme, Tag
 
+from gateway.accounts.attempts import Attempts
 from gateway.accounts.key_uses import KeyUses
 from gateway.accounts.pepper import read_pepper
 from gateway.accounts.rates import Rates
@@ -204,6 +205,7 @@ def create_app(settings: Settings) -> Litestar:
                 access=Access(database, pepper=pepper, uses=uses),
                 refused=refused,
                 visitors=Visitors(settings.public_catalog_per_minute),
+                attempts=Attempts(redis, namespace=settings.namespace),
             )
             app.state.services = services
             chores = Scheduler(

@@ -148,6 +148,18 @@ NOTICE_SECONDS = Histogram(
     buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15),
     registry=REGISTRY,
 )
+CONSOLE_ENTRANCES = Counter(
+    "tollgate_console_entrances",
+    "Attempts to enter the console, by method and whether they succeeded.",
+    ["method", "result"],
+    registry=REGISTRY,
+)
+CSP_REPORTS = Counter(
+    "tollgate_csp_reports",
+    "Violations of the console's content security policy that browsers reported, by directive.",
+    ["directive"],
+    registry=REGISTRY,
+)
 PAYMENTS = Counter(
     "tollgate_payments", "Payment events, by kind.", ["provider", "event"], registry=REGISTRY
 )

@@ -8,16 +8,28 @@ ended session stays a row until it would have expired, so that its stolen cookie
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypedDict
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, delete, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    case,
+    delete,
+    func,
+    insert,
+    literal,
+    select,
+    update,
+)
 
 from gateway.accounts.keys import KeyInfo, hash_secret, key_by_id, status_of
 from gateway.accounts.roles import MEMBER_ROLES, MemberRole, Role
-from gateway.tables.core import accounts
+from gateway.sql.database import UtcDateTime
+from gateway.tables.core import accounts, keys
 from gateway.tables.sessions import sessions
 from gateway.tables.users import members, users
 
@@ -88,6 +100,22 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
+class PendingForm:
+    """A form that was sent, and waits until the visitor has proved again who it is."""
+
+    path: str
+    fields: Sequence[tuple[str, str]]
+
+
+class Choices(TypedDict, total=False):
+    """What a visitor looks at, and how; None: all accounts, the account's own zone."""
+
+    account_id: int | None
+    zone: str | None
+    theme: Theme
+
+
+@dataclass(frozen=True, slots=True)
 class Session:
     """An open session. ``account_id`` is the chosen account, if the visitor may still see it."""
 
@@ -105,6 +133,23 @@ class Session:
     account: str | None
     zone: str
     theme: Theme
+    pending: PendingForm | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """A session in a list; ``name`` is that of the user, or the key's prefix."""
+
+    id: int
+    user_id: int | None
+    key_id: int | None
+    name: str
+    method: Method
+    created_at: datetime
+    seen_at: datetime
+    ends_at: datetime
+    network: str
+    agent: str
 
 
 class SessionRevoked(Exception):
@@ -227,19 +272,32 @@ def list_sessions(
     limits: SessionLimits,
     now: datetime,
     limit: int,
-) -> list[Session]:
-    """List open sessions, newest first, of those that a condition on the table names."""
-    query = select(sessions).where(whose, sessions.c.ends_at > now, sessions.c.revoked_at.is_(None))
-    rows = connection.execute(query.order_by(sessions.c.id.desc()).limit(limit)).mappings().all()
-    found = []
-    for row in rows:
-        try:
-            identity = _identity(connection, row, now)
-        except NoRole:
-            continue
-        if row["seen_at"] + limits.of(identity.role)[0] > now:
-            found.append(_session(connection, row, identity))
-    return found
+    before: int | None = None,
+) -> list[OpenSession]:
+    """List open sessions that a condition on the table names, newest first.
+
+    ``before`` is the number of the last one on the page before.
+    """
+    role = func.coalesce(users.c.role, keys.c.role)
+    patience = case(
+        (role.is_(None), literal(now - MEMBER_IDLE, UtcDateTime)),
+        else_=literal(now - limits.idle, UtcDateTime),
+    )
+    query = (
+        select(
+            *(sessions.c[name] for name in OpenSession.__dataclass_fields__ if name != "name"),
+            func.coalesce(users.c.name, keys.c.prefix).label("name"),
+        )
+        .outerjoin(users, users.c.id == sessions.c.user_id)
+        .outerjoin(keys, keys.c.id == sessions.c.key_id)
+        .where(whose, sessions.c.ends_at > now, sessions.c.revoked_at.is_(None))
+        .where(sessions.c.seen_at > patience)
+        .order_by(sessions.c.id.desc())
+        .limit(limit)
+    )
+    if before is not None:
+        query = query.where(sessions.c.id < before)
+    return [OpenSession(**row) for row in connection.execute(query).mappings()]
 
 
 def of_user(user_id: int) -> ColumnElement[bool]:
@@ -294,13 +352,30 @@ def delete_ended_sessions(connection: Connection, before: datetime, *, limit: in
     return connection.execute(gone).rowcount
 
 
+def choose(connection: Connection, session_id: int, choices: Choices) -> None:
+    if choices:
+        connection.execute(update(sessions).where(sessions.c.id == session_id).values(**choices))
+
+
+def keep_form(connection: Connection, session_id: int, form: PendingForm | None) -> None:
+    """Keep a form until the visitor has proved again who it is; None forgets it."""
+    kept = None if form is None else {"path": form.path, "fields": [list(f) for f in form.fields]}
+    connection.execute(update(sessions).where(sessions.c.id == session_id).values(pending=kept))
+
+
+def _pending(kept: Mapping[str, Any] | None) -> PendingForm | None:
+    if kept is None:
+        return None
+    return PendingForm(kept["path"], [(name, value) for name, value in kept["fields"]])
+
+
 def _identity(connection: Connection, row: RowMapping, now: datetime) -> Identity:
     if row["user_id"] is not None:
         return user_identity(connection, row["user_id"])
     return key_identity(connection, key_by_id(connection, row["key_id"]), now)
 
 
-def _choices(connection: Connection, identity: Identity) -> dict[str, Any]:
+def _choices(connection: Connection, identity: Identity) -> Mapping[str, Any]:
     """Return what the visitor has chosen in the newest session before."""
     choices = select(sessions.c.account_id, sessions.c.zone, sessions.c.theme)
     query = choices.where(of_visitor(identity))
@@ -325,6 +400,7 @@ def _session(connection: Connection, row: RowMapping, identity: Identity) -> Ses
         account=account,
         zone=row["zone"] or zone,
         theme=row["theme"],
+        pending=_pending(row["pending"]),
     )
 
 

@@ -16,13 +16,17 @@ from redis.exceptions import RedisError
 from gateway.api.http.request import ApiRequest
 from gateway.console import assets
 from gateway.console.entrance.enter import EntranceController
-from gateway.console.entrance.leave import leave
+from gateway.console.entrance.own import OwnController
+from gateway.console.entrance.proof import ProofController
+from gateway.console.entrance.reports import receive_report
 from gateway.console.guards import (
     NotEntered,
+    ProofNeeded,
     check_form,
     check_host,
     find_visitor,
     no_page,
+    path_of,
 )
 from gateway.console.headers import PREFIX
 from gateway.console.pages import home
@@ -50,7 +54,9 @@ def console_router() -> Router:
         PREFIX,
         route_handlers=[
             EntranceController,
-            leave,
+            OwnController,
+            ProofController,
+            receive_report,
             *home.HANDLERS,
             *assets.HANDLERS,
             _nothing,
@@ -74,12 +80,17 @@ def _visitor(request: ApiRequest) -> Visitor:
 
 
 def _to_entrance(request: ApiRequest, _: NotEntered) -> Response[Any]:
-    """Send a visitor without a session to the entrance, and back afterwards."""
-    target = "/console/enter"
+    return _detour(request, "/console/enter")
+
+
+def _to_proof(request: ApiRequest, _: ProofNeeded) -> Response[Any]:
+    return _detour(request, "/console/prove")
+
+
+def _detour(request: ApiRequest, target: str) -> Response[Any]:
+    """Redirect to a page that leads back to the one that was asked for."""
     if request.method == "GET":
-        query = request.scope["query_string"].decode("latin-1")
-        path = request.scope["path"] + (f"?{query}" if query else "")
-        target = f"{target}?{urlencode({'next': path})}"
+        target = f"{target}?{urlencode({'next': path_of(request)})}"
     if request.headers.get("hx-request"):
         return Response(None, headers={"HX-Redirect": target})
     return Redirect(target, status_code=303)
@@ -125,6 +136,7 @@ def _unexpected(request: ApiRequest, error: Exception) -> Response[Any]:
 
 _HANDLERS: Final[ExceptionHandlersMap] = {
     NotEntered: _to_entrance,
+    ProofNeeded: _to_proof,
     TollgateError: _error_page,
     HTTPException: _http_error,
     **dict.fromkeys(SQL_OUTAGE, _outage),

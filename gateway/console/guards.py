@@ -12,10 +12,17 @@ from typing import Any, Final
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
-from gateway.accounts.sessions import SEEN, Session, SessionRevoked, note_seen
+from gateway.accounts.sessions import (
+    SEEN,
+    PendingForm,
+    Session,
+    SessionRevoked,
+    keep_form,
+    note_seen,
+)
 from gateway.api.http.request import ApiRequest, services_of
 from gateway.console.addresses import Address, find_address
-from gateway.console.csrf import SAFE, comes_from, entrance_token, matches, sent_token
+from gateway.console.csrf import FIELD, SAFE, comes_from, entrance_token, matches, sent_token
 from gateway.console.roles import Act
 from gateway.console.sessions import entrance_secret, origin_of, session_token
 from gateway.console.visitors import Visitor, visitor_of, visitor_of_session
@@ -24,6 +31,9 @@ from gateway.operations.sessions import refuse, refuse_revoked, resume, session_
 
 PROVED: Final = timedelta(minutes=10)
 """Time for which a proof of who the visitor is admits what moves much."""
+
+PENDING_MAX: Final = 16_000
+"""Characters of a form that is kept until the visitor has proved who it is."""
 
 AnyConnection = ASGIConnection[Any, Any, Any, Any]
 
@@ -35,7 +45,7 @@ class Misdirected(TollgateError):
 
 
 class NotEntered(Exception):
-    """A visitor without a session asks for a page of the console."""
+    """A visitor without a session asks for a page."""
 
 
 class ProofNeeded(Exception):
@@ -142,11 +152,35 @@ def needs(act: Act) -> Needs:
 
 
 async def proved(connection: AnyConnection, _: BaseRouteHandler) -> None:
-    """Guard of a route that moves much: the visitor must have proved lately who it is."""
+    """Guard of a route that moves much: the visitor must have proved lately who it is.
+
+    A form that was sent is kept until then.
+    """
+    assert isinstance(connection, ApiRequest)
     visitor = visitor_of(connection)
     assert visitor is not None
-    if visitor.proved_at + PROVED <= datetime.now(UTC):
+    session, is_form = visitor.session, connection.method not in SAFE
+    late = visitor.proved_at + PROVED <= datetime.now(UTC)
+    if is_form and (late or session.pending is not None):
+        form = await _to_keep(connection) if late else None
+        await connection.services.database.write(lambda each: keep_form(each, session.id, form))
+    if late:
         raise ProofNeeded
+
+
+async def _to_keep(request: ApiRequest) -> PendingForm | None:
+    """Return the form of a request without its token; None if it has files or is too long."""
+    sent = (await request.form()).multi_items()
+    fields = [(name, value) for name, value in sent if name != FIELD and isinstance(value, str)]
+    long = sum(len(name) + len(value) for name, value in fields) > PENDING_MAX
+    files = any(not isinstance(value, str) for _, value in sent)
+    return None if long or files else PendingForm(path_of(request), fields)
+
+
+def path_of(request: ApiRequest) -> str:
+    """Return the path of a request, with its query."""
+    query = request.scope["query_string"].decode("latin-1")
+    return request.scope["path"] + (f"?{query}" if query else "")
 
 
 def address_of(connection: AnyConnection) -> Address:

@@ -19,6 +19,7 @@ def environment() -> Environment:
     loader = PackageLoader("gateway.console")
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     made.globals["asset"] = asset
+    made.filters["when"] = lambda moment: moment.strftime("%Y-%m-%d %H:%M UTC")
     return made
 
 

@@ -43,14 +43,16 @@ def entrance_cookie(address: Address, secret: str) -> Cookie:
 
 
 def origin_of(request: Request[Any, Any, Any]) -> Origin:
-    client = request.scope.get("client")
+    """Return where a request comes from, by a network so wide that it is not personal."""
     agent = request.headers.get("user-agent", "")
     printable = "".join(each if each.isprintable() else " " for each in agent)
-    return Origin(network_of(client[0] if client else ""), printable[:AGENT_MAX])
+    return Origin(network_of(request, v4=24, v6=48), printable[:AGENT_MAX])
 
 
-def network_of(address: str, *, v4: int = 24, v6: int = 48) -> str:
-    """Return the network of an address, by default as wide as is not personal."""
+def network_of(request: Request[Any, Any, Any], *, v4: int, v6: int) -> str:
+    """Return the network that a request comes from; empty if it is not known."""
+    client = request.scope.get("client")
+    address = client[0] if client else ""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:

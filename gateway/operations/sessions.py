@@ -12,9 +12,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, Self, TypedDict
 
 from pydantic import ConfigDict, Field, model_validator
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, true
 
-from gateway.accounts.keys import KeyInfo, find_secret
+from gateway.accounts.keys import KeyInfo, find_secret, key_by_id
 from gateway.accounts.login_links import LinkUsed, make_link, use_code, use_link
 from gateway.accounts.roles import MEMBER_ROLES, ROLES, MemberRole, Role
 from gateway.accounts.sessions import (
@@ -22,6 +22,7 @@ from gateway.accounts.sessions import (
     Identity,
     Method,
     NoRole,
+    OpenSession,
     Origin,
     Session,
     SessionLimits,
@@ -29,7 +30,9 @@ from gateway.accounts.sessions import (
     end_sessions,
     find_session,
     key_identity,
+    list_sessions,
     note_refused,
+    of_visitor,
     open_session,
     prove_again,
     user_identity,
@@ -37,9 +40,11 @@ from gateway.accounts.sessions import (
 from gateway.accounts.users import find_user
 from gateway.audit_log import Act, Author, record
 from gateway.checks.moments import timestamp
+from gateway.errors import NotFound
 from gateway.operations import users
 from gateway.operations.accounts import find_owner
 from gateway.operations.bodies import Body, Id, Label, Name
+from gateway.operations.pages import cut_page, read_cursor
 from gateway.operations.refusals import refusals
 from gateway.operations.users import MemberBody, UserBody
 from gateway.settings import Settings
@@ -47,6 +52,8 @@ from gateway.tables.sessions import sessions
 from gateway.tables.users import members
 from gateway.tables.users import users as users_table
 
+OWN_SESSIONS_MAX: Final = 100
+SECRET_MAX: Final = 200
 LINK_MINUTES: Final = 10
 LINK_MINUTES_MAX: Final = 7 * 24 * 60
 
@@ -105,14 +112,19 @@ class Proof:
     kind: Literal["link", "code", "key"]
     secret: str
 
+    @classmethod
+    def entered(cls, kind: Literal["link", "code", "key"], text: str) -> Self:
+        """Return the proof that a person entered in a form."""
+        return cls(kind, text.strip()[:SECRET_MAX])
+
     @property
     def method(self) -> Method:
         return "key" if self.kind == "key" else "link"
 
 
 @dataclass(frozen=True, slots=True)
-class Nobody:
-    """A user or key that is known, but was not let in."""
+class Known:
+    """A user or key that is known by its number only."""
 
     subject: str
     account_id: int | None = None
@@ -239,7 +251,66 @@ def refuse(connection: Connection, session: Session, why: str, *, origin: Origin
 def leave(connection: Connection, session: Session) -> None:
     """End the own session."""
     end_sessions(connection, sessions.c.id == session.id, datetime.now(UTC))
-    _record(connection, "session.end", session, session.origin)
+    identity = session.identity
+    _record_end(connection, author_of(identity), identity, {"session": session.id})
+
+
+def own_sessions(
+    connection: Connection, session: Session, *, limits: SessionLimits
+) -> list[OpenSession]:
+    """List the open sessions of a visitor, newest first."""
+    whose = of_visitor(session.identity)
+    return list_sessions(
+        connection, whose, limits=limits, now=datetime.now(UTC), limit=OWN_SESSIONS_MAX
+    )
+
+
+def all_sessions(
+    connection: Connection, *, limits: SessionLimits, limit: int, cursor: str | None
+) -> tuple[list[OpenSession], str | None]:
+    """List the open sessions of everybody, newest first, and return the cursor of the next page."""
+    before = None if cursor is None else read_cursor(cursor, "a session")
+    found = list_sessions(
+        connection,
+        true(),
+        limits=limits,
+        now=datetime.now(UTC),
+        limit=limit + 1,
+        before=before,
+    )
+    page, more = cut_page(found, limit)
+    return list(page), more
+
+
+def end_own(connection: Connection, session: Session, session_id: int) -> None:
+    """End one of the own sessions. Raise ``NotFound``."""
+    whose = of_visitor(session.identity) & (sessions.c.id == session_id)
+    if not end_sessions(connection, whose, datetime.now(UTC)):
+        raise NotFound("not_found", f"There is no open session {session_id} of yours.")
+    author = author_of(session.identity)
+    _record_end(connection, author, session.identity, {"session": session_id})
+
+
+def end_others(connection: Connection, session: Session) -> int:
+    """End all own sessions but this one; return their number."""
+    whose = of_visitor(session.identity) & (sessions.c.id != session.id)
+    count = end_sessions(connection, whose, datetime.now(UTC))
+    if count:
+        author = author_of(session.identity)
+        _record_end(connection, author, session.identity, {"sessions": count})
+    return count
+
+
+def end_any(connection: Connection, author: Author, session_id: int) -> None:
+    """End anybody's session. Raise ``NotFound``."""
+    row = connection.execute(select(sessions).where(sessions.c.id == session_id)).first()
+    ended = end_sessions(connection, sessions.c.id == session_id, datetime.now(UTC))
+    if row is None or not ended:
+        raise NotFound("not_found", f"There is no open session {session_id}.")
+    account_id = None if row.key_id is None else key_by_id(connection, row.key_id).account_id
+    subject = f"user {row.user_id}" if row.key_id is None else f"key {row.key_id}"
+    whose = Known(subject, account_id)
+    _record_end(connection, author, whose, {"session": session_id})
 
 
 def author_of(identity: Identity, reason: str = "") -> Author:
@@ -260,7 +331,7 @@ def _identify(
         user_id = use(connection, proof.secret, pepper=pepper, now=now)
     except LinkUsed as error:
         why = f"the link was {error.why}"
-        _refuse(connection, Nobody(f"user {error.user_id}"), why, entrance.origin)
+        _refuse(connection, Known(f"user {error.user_id}"), why, entrance.origin)
         return None
     if user_id is None:
         return None
@@ -268,7 +339,7 @@ def _identify(
         return user_identity(connection, user_id)
     except NoRole as error:
         why = "the user is disabled or has no role"
-        _refuse(connection, Nobody(str(error)), why, entrance.origin)
+        _refuse(connection, Known(str(error)), why, entrance.origin)
         return None
 
 
@@ -277,7 +348,7 @@ def _of_key(connection: Connection, key: KeyInfo, origin: Origin, now: datetime)
         return key_identity(connection, key, now)
     except NoRole as error:
         why = "the key or its account is not active, or the key cannot read"
-        _refuse(connection, Nobody(str(error), key.account_id), why, origin)
+        _refuse(connection, Known(str(error), key.account_id), why, origin)
         return None
 
 
@@ -324,7 +395,23 @@ def _record(connection: Connection, act: Act, session: Session, origin: Origin) 
     )
 
 
-def _refuse(connection: Connection, identity: Identity | Nobody, why: str, origin: Origin) -> None:
+def _record_end(
+    connection: Connection,
+    author: Author,
+    whose: Identity | Known,
+    after: Mapping[str, Any],
+) -> None:
+    record(
+        connection,
+        author,
+        "session.end",
+        whose.subject,
+        account_id=whose.account_id,
+        after=after,
+    )
+
+
+def _refuse(connection: Connection, identity: Identity | Known, why: str, origin: Origin) -> None:
     record(
         connection,
         author_of(identity) if isinstance(identity, Identity) else Author("console", "http"),

@@ -9,6 +9,7 @@ from litestar import Request
 from litestar.connection import ASGIConnection
 from litestar.datastructures import FormMultiDict, UploadFile
 
+from gateway.accounts.attempts import Attempts
 from gateway.accounts.keys import KeyInfo
 from gateway.accounts.rates import Rates
 from gateway.accounts.refused_attempts import RefusedAttempts
@@ -64,6 +65,7 @@ class Services:
     access: Access
     refused: RefusedAttempts
     visitors: Visitors
+    attempts: Attempts
 
 
 def services_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Services:

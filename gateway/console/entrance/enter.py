@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Literal, TypeVar
 
 from litestar import Controller, Response, get, post
 from litestar.params import FromQuery
 from litestar.response import Redirect
 
-from gateway.accounts.sessions import Session
+from gateway.accounts.sessions import Method, Session
 from gateway.api.http.request import ApiRequest
 from gateway.console.addresses import may_enter, public_address
 from gateway.console.csrf import entrance_token, new_entrance_secret
@@ -18,10 +21,12 @@ from gateway.console.sessions import (
     entrance_cookie,
     entrance_of,
     entrance_secret,
+    network_of,
     session_cookie,
 )
 from gateway.console.visitors import visitor_of
 from gateway.errors import Forbidden, NotFound
+from gateway.metrics import CONSOLE_ENTRANCES
 from gateway.operations.sessions import Entered, Proof, enter
 
 HOME: Final = "/console"
@@ -29,7 +34,10 @@ REFUSED: Final = (
     "This is not a valid link, code or key: it is unknown, was used already, has expired or was "
     "revoked."
 )
-SECRET_MAX: Final = 200
+FLOOR_S: Final = 0.15
+"""Minimum time of an attempt, so that it does not show why one was refused."""
+
+T = TypeVar("T")
 
 
 class EntranceController(Controller):
@@ -93,15 +101,34 @@ def local_path(path: str) -> str:
     return path if plain and own and not path.startswith(f"{HOME}/enter") else HOME
 
 
-async def _enter(request: ApiRequest, kind: Any) -> Response[Any]:
+async def attempt(
+    request: ApiRequest, method: Method, try_it: Callable[[], Awaitable[T | None]]
+) -> T | None:
+    """Make an attempt to prove who one is. Raise ``TooManyRequests`` if there were too many."""
+    attempts, network = request.services.attempts, network_of(request, v4=32, v6=64)
+    await attempts.begin(network)
+    began = time.monotonic()
+    found = await try_it()
+    if found is not None:
+        await attempts.succeeded(network)
+    else:
+        await attempts.failed()
+        await asyncio.sleep(max(0.0, began + FLOOR_S - time.monotonic()))
+    CONSOLE_ENTRANCES.labels(method, "failed" if found is None else "succeeded").inc()
+    return found
+
+
+async def _enter(request: ApiRequest, kind: Literal["link", "code", "key"]) -> Response[Any]:
     services, form = request.services, await request.form()
     if not may_enter(services.settings, address_of(request)):
         raise Forbidden("insecure_address", "The console cannot be entered without TLS here.")
-    secret = str(form.get("secret", "")).strip()[:SECRET_MAX]
+    proof = Proof.entered(kind, str(form.get("secret", "")))
     entrance = entrance_of(request, lasting=form.get("lasting") == "yes")
-    found: Entered | None = await services.database.write(
-        lambda each: enter(each, Proof(kind, secret), entrance=entrance)
-    )
+
+    async def try_it() -> Entered | None:
+        return await services.database.write(lambda each: enter(each, proof, entrance=entrance))
+
+    found = await attempt(request, proof.method, try_it)
     next = str(form.get("next", HOME))
     if found is None:
         return await entrance_page(request, next=next, message=REFUSED, status=403)

@@ -1,0 +1,91 @@
+"""Bounds attempts to enter the console: by network, and failures in total.
+
+Counted in Redis for all gateways, and in this process while Redis does not answer. Beyond the
+maximum every further attempt doubles the wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+from redis.asyncio import Redis
+
+from gateway.errors import TooManyRequests
+from gateway.sql.outages import QUEUE_OUTAGE
+
+log = logging.getLogger(__name__)
+
+WINDOW_S: Final = 600
+NETWORK_MAX: Final = 10
+"""Attempts from one network in a window."""
+FAILURES_MAX: Final = 300
+"""Failures of all networks in a window."""
+WAIT_S: Final = 30
+WAIT_MAX_S: Final = 900
+NAMES_MAX: Final = 10_000
+
+
+class Attempts:
+    def __init__(self, redis: Redis, *, namespace: str) -> None:
+        self._redis = redis
+        self._namespace = namespace
+        self._here: dict[str, tuple[int, float]] = {}
+
+    async def begin(self, network: str) -> None:
+        """Count an attempt from a network. Raise ``TooManyRequests`` if there were too many."""
+        failures, left_s = await self._count("failures", 0)
+        if failures >= FAILURES_MAX:
+            raise _too_many(left_s)
+        count, left_s = await self._count(network, 1)
+        if count > NETWORK_MAX:
+            doubled_s = min(WAIT_MAX_S, WAIT_S << min(count - NETWORK_MAX - 1, 10))
+            wait_s = max(left_s, doubled_s)
+            await self._extend(network, wait_s)
+            raise _too_many(wait_s)
+
+    async def succeeded(self, network: str) -> None:
+        """Do not count an attempt that succeeded: many people can share a network."""
+        await self._count(network, -1)
+
+    async def failed(self) -> None:
+        await self._count("failures", 1)
+
+    async def _count(self, name: str, number: int) -> tuple[int, int]:
+        """Add to a count; return it, and the seconds until it begins anew."""
+        key = self._key(name)
+        try:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.set(key, 0, ex=WINDOW_S, nx=True)
+                pipe.incrby(key, number)
+                pipe.ttl(key)
+                _, count, left_s = await pipe.execute()
+            return count, max(left_s, 1)
+        except QUEUE_OUTAGE as error:
+            log.warning("attempts to enter are counted here: %s", type(error).__name__)
+        now = time.monotonic()
+        count, ends_at = self._here.get(name, (0, now + WINDOW_S))
+        if ends_at <= now:
+            count, ends_at = 0, now + WINDOW_S
+        if len(self._here) >= NAMES_MAX:
+            self._here.clear()
+        self._here[name] = (count + number, ends_at)
+        return count + number, max(round(ends_at - now), 1)
+
+    async def _extend(self, name: str, wait_s: int) -> None:
+        try:
+            await self._redis.expire(self._key(name), wait_s)
+        except QUEUE_OUTAGE:
+            self._here[name] = (self._here.get(name, (0, 0.0))[0], time.monotonic() + wait_s)
+
+    def _key(self, name: str) -> str:
+        return f"{self._namespace}:entrance:{name}"
+
+
+def _too_many(wait_s: int) -> TooManyRequests:
+    return TooManyRequests(
+        "too_many_attempts",
+        f"There were too many attempts to enter. Try again in {wait_s} s.",
+        retry_after_s=wait_s,
+    )
