@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from litestar import Response, Router, get
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
+from litestar.params import FromPath
 from litestar.response import Redirect
 from litestar.types import ExceptionHandlersMap
 from redis.exceptions import RedisError
@@ -69,7 +70,7 @@ def console_router() -> Router:
 
 
 @get("/{rest:path}", opt={"open": True})
-async def _nothing(rest: str) -> Response[Any]:
+async def _nothing(rest: FromPath[str]) -> Response[Any]:
     raise no_page()
 
 

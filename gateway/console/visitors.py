@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from litestar.connection import ASGIConnection
+from litestar.di import NamedDependency
 
 from gateway.accounts.roles import MemberRole, Role
 from gateway.accounts.sessions import Method, Session, Theme
@@ -51,6 +52,10 @@ class Visitor:
     def author(self, reason: str = "") -> Author:
         """Return it as the author of acts."""
         return author_of(self.session.identity, reason)
+
+
+CurrentVisitor: TypeAlias = NamedDependency[Visitor]
+"""Type of the parameter ``visitor`` of handlers."""
 
 
 def visitor_of_session(session: Session) -> Visitor:

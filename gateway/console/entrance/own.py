@@ -17,7 +17,7 @@ from gateway.console.entrance.enter import HOME, local_path
 from gateway.console.guards import address_of, needs
 from gateway.console.rendering import page
 from gateway.console.sessions import CLEARED, no_session_cookie
-from gateway.console.visitors import Visitor
+from gateway.console.visitors import CurrentVisitor, Visitor
 from gateway.errors import InvalidRequest, NotFound
 from gateway.operations import sessions
 from gateway.operations.accounts import find_owner
@@ -30,7 +30,7 @@ class OwnController(Controller):
     guards = [needs("own.write")]
 
     @post("/leave")
-    async def leave(self, request: ApiRequest, visitor: Visitor) -> Response[Any]:
+    async def leave(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[Any]:
         """End the session; the browser deletes its cookie and all that it stored."""
         await request.services.database.write(lambda each: sessions.leave(each, visitor.session))
         return Redirect(
@@ -41,7 +41,7 @@ class OwnController(Controller):
         )
 
     @get("/sessions")
-    async def index(self, request: ApiRequest, visitor: Visitor) -> Response[Any]:
+    async def index(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[Any]:
         limits = session_limits(request.services.settings)
         found = await request.services.database.read(
             lambda each: sessions.own_sessions(each, visitor.session, limits=limits)
@@ -57,7 +57,7 @@ class OwnController(Controller):
 
     @post("/sessions/{session_id:int}/end")
     async def end(
-        self, request: ApiRequest, visitor: Visitor, session_id: FromPath[int]
+        self, request: ApiRequest, visitor: CurrentVisitor, session_id: FromPath[int]
     ) -> Response[Any]:
         await request.services.database.write(
             lambda each: sessions.end_own(each, visitor.session, session_id)
@@ -65,14 +65,14 @@ class OwnController(Controller):
         return Redirect("/console/sessions", status_code=303)
 
     @post("/sessions/end-others")
-    async def end_others(self, request: ApiRequest, visitor: Visitor) -> Response[Any]:
+    async def end_others(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[Any]:
         await request.services.database.write(
             lambda each: sessions.end_others(each, visitor.session)
         )
         return Redirect("/console/sessions", status_code=303)
 
     @post("/preferences")
-    async def prefer(self, request: ApiRequest, visitor: Visitor) -> Response[Any]:
+    async def prefer(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[Any]:
         """Choose an account, a time zone or a theme; fields that are not sent stay."""
         form = {name: str(value) for name, value in (await request.form()).items()}
         await request.services.database.write(

@@ -16,7 +16,7 @@ from gateway.console.entrance.enter import HOME, REFUSED, attempt, local_path
 from gateway.console.guards import address_of, needs
 from gateway.console.rendering import page
 from gateway.console.sessions import entrance_of, session_cookie
-from gateway.console.visitors import Visitor
+from gateway.console.visitors import CurrentVisitor, Visitor
 from gateway.operations import sessions
 from gateway.operations.sessions import Proof
 
@@ -27,12 +27,12 @@ class ProofController(Controller):
 
     @get("/")
     async def show(
-        self, request: ApiRequest, visitor: Visitor, next: FromQuery[str] = HOME
+        self, request: ApiRequest, visitor: CurrentVisitor, next: FromQuery[str] = HOME
     ) -> Response[Any]:
         return await _page(request, visitor, next=next)
 
     @post("/")
-    async def prove(self, request: ApiRequest, visitor: Visitor) -> Response[Any]:
+    async def prove(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[Any]:
         form, database = await request.form(), request.services.database
         next = str(form.get("next", HOME))
         kind: Any = "key" if visitor.method == "key" else "code"
@@ -52,7 +52,7 @@ class ProofController(Controller):
         return Redirect(target, status_code=303, cookies=[cookie])
 
     @get("/again")
-    async def again(self, request: ApiRequest, visitor: Visitor) -> Response[Any]:
+    async def again(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[Any]:
         """Show the form that was kept, to be sent once more."""
         pending = visitor.session.pending
         if pending is None:

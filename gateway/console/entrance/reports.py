@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any, Final
+from typing import Final
 
 import msgspec
-from litestar import Response, post
+from litestar import post
 
 from gateway.api.http.request import ApiRequest
+from gateway.errors import InvalidRequest
 from gateway.metrics import CSP_REPORTS
 
 log = logging.getLogger(__name__)
@@ -65,13 +66,12 @@ _log: Final = _Log()
     status_code=204,
     request_max_body_size=BYTES_MAX,
 )
-async def receive_report(request: ApiRequest) -> Response[Any]:
+async def receive_report(request: ApiRequest) -> None:
     try:
         report = msgspec.json.decode(await request.body(), type=_Envelope).csp_report
     except msgspec.DecodeError:
-        return Response(None, status_code=400)
+        raise InvalidRequest("invalid_json", "The report is not valid.") from None
     sent = report.effective_directive or report.violated_directive.partition(" ")[0]
     directive = sent if sent in DIRECTIVES else "other"
     CSP_REPORTS.labels(directive).inc()
     _log.write(directive)
-    return Response(None, status_code=204)

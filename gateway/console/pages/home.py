@@ -9,11 +9,11 @@ from litestar import Response, get
 from gateway.api.http.request import ApiRequest
 from gateway.console.guards import needs
 from gateway.console.rendering import page
-from gateway.console.visitors import Visitor
+from gateway.console.visitors import CurrentVisitor
 
 
 @get("/", guards=[needs("own.write")])
-async def home(request: ApiRequest, visitor: Visitor) -> Response[Any]:
+async def home(request: ApiRequest, visitor: CurrentVisitor) -> Response[Any]:
     return await page(request, visitor, "home.html", title="Tollgate")
 
 
