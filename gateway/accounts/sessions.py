@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal, TypeAlias, TypedDict
+from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 from sqlalchemy import (
     ColumnElement,
@@ -35,6 +35,7 @@ from gateway.tables.users import members, users
 
 Method: TypeAlias = Literal["link", "key", "oidc"]
 Theme: TypeAlias = Literal["system", "light", "dark"]
+THEMES: Final[tuple[Theme, ...]] = get_args(Theme)
 SEEN: Final = timedelta(minutes=1)
 """Precision of ``seen_at``: it is not written more often."""
 MEMBER_IDLE: Final = timedelta(hours=12)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, cast
 from urllib.parse import urlencode
 
-from litestar import Response, Router, get
+from litestar import Request, Response, Router, get
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.params import FromPath
@@ -124,7 +125,7 @@ def _http_error(request: ApiRequest, error: HTTPException) -> Response[Any]:
 def _outage(request: ApiRequest, error: Exception) -> Response[Any]:
     log.error("the console reached no service: %s", outage_name(error))
     message = "The database or the queue server does not answer; nothing was changed. Try again."
-    return _error_page(request, Unavailable("unavailable", message, retry_after_s=2))
+    return _error_page(request, Unavailable("database_unavailable", message, retry_after_s=2))
 
 
 def _unexpected(request: ApiRequest, error: Exception) -> Response[Any]:
@@ -135,12 +136,19 @@ def _unexpected(request: ApiRequest, error: Exception) -> Response[Any]:
     )
 
 
+def _with(
+    handler: Callable[[ApiRequest, Any], Response[Any]],
+) -> Callable[[Request[Any, Any, Any], Any], Response[Any]]:
+    """Return an exception handler, which Litestar calls with the application's request class."""
+    return cast("Callable[[Request[Any, Any, Any], Any], Response[Any]]", handler)
+
+
 _HANDLERS: Final[ExceptionHandlersMap] = {
-    NotEntered: _to_entrance,
-    ProofNeeded: _to_proof,
-    TollgateError: _error_page,
-    HTTPException: _http_error,
-    **dict.fromkeys(SQL_OUTAGE, _outage),
-    RedisError: _outage,
-    Exception: _unexpected,
+    NotEntered: _with(_to_entrance),
+    ProofNeeded: _with(_to_proof),
+    TollgateError: _with(_error_page),
+    HTTPException: _with(_http_error),
+    **dict.fromkeys(SQL_OUTAGE, _with(_outage)),
+    RedisError: _with(_outage),
+    Exception: _with(_unexpected),
 }

@@ -14,6 +14,7 @@ from sqlalchemy import JSON, Column, Integer, Row, event, insert, null, select, 
 from sqlalchemy.exc import DBAPIError
 
 from gateway import metrics
+from gateway.accounts.users import create_user
 from gateway.audit_log import Author, record
 from gateway.feedback.store import RatedRequest, put
 from gateway.ids import first_request_id
@@ -31,6 +32,7 @@ from gateway.tables.audit import audit_events
 from gateway.tables.batches import batches, files
 from gateway.tables.core import chores, idempotency, outputs, receipts
 from gateway.tables.files import media
+from gateway.tables.sessions import login_links, sessions
 from gateway.tables.voices import voice_recordings
 from gateway.tables.webhooks import webhook_deliveries
 from tests.ledger.books import Books, done, open_books
@@ -106,6 +108,14 @@ def row_of_each_kind(books: Books) -> None:
         told = Notice("k", books.account.id, "key.expired", "key 1", "Expired", "Expired.", {})
         publish(connection, [told, replace(told, key="l", lasting=True)], now=OLD)
         record(connection, Author("ann", "cli"), "catalog.load", "old", now=OLD)
+        ann = create_user(connection, "Ann", role="operator").id
+        entered = {
+            "user_id": ann, "method": "link", "csrf": b"", "network": "", "agent": "",
+            **dict.fromkeys(("seen_at", "proved_at"), OLD),
+        }  # fmt: skip
+        ended = {"token_hash": b"x", "created_at": OLD, "ends_at": OLD}
+        connection.execute(insert(sessions).values(**ended, **entered))
+        connection.execute(insert(login_links).values(**ended, user_id=ann, code_hash=b"x"))
 
 
 async def test_every_kind_is_cleared_when_it_is_due(books: Books, tmp_path: Path) -> None:
@@ -158,7 +168,7 @@ async def test_one_process_clears_at_a_time(books: Books, tmp_path: Path) -> Non
     cleared = await retention(books, tmp_path).clear_due()
 
     assert cleared is not None
-    assert len(cleared) == 11
+    assert len(cleared) == 13
 
 
 async def test_a_kind_that_fails_stops_no_other(books: Books, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from litestar.response import Redirect
 from sqlalchemy import Connection
 
 from gateway.accounts.budgets import read_zone
-from gateway.accounts.sessions import Choices, choose
+from gateway.accounts.sessions import THEMES, Choices, choose
 from gateway.api.http.request import ApiRequest
 from gateway.console.entrance.enter import HOME, local_path
 from gateway.console.guards import address_of, needs
@@ -22,8 +22,6 @@ from gateway.errors import InvalidRequest, NotFound
 from gateway.operations import sessions
 from gateway.operations.accounts import find_owner
 from gateway.operations.sessions import session_limits
-
-THEMES = ("system", "light", "dark")
 
 
 class OwnController(Controller):
@@ -96,10 +94,11 @@ def _choices(connection: Connection, visitor: Visitor, form: dict[str, str]) -> 
         except ValueError as error:
             raise InvalidRequest("invalid_value", f"{error}.", param="zone") from None
     if "theme" in form:
-        theme = form["theme"]
-        if theme not in THEMES:
+        sent = form["theme"]
+        theme = next((each for each in THEMES if each == sent), None)
+        if theme is None:
             raise InvalidRequest(
-                "invalid_value", f"{theme!r} is not one of {', '.join(THEMES)}.", param="theme"
+                "invalid_value", f"{sent!r} is not one of {', '.join(THEMES)}.", param="theme"
             )
         found["theme"] = theme
     return found
