@@ -1,6 +1,6 @@
 """Sessions of the console, and the one-time links by which people enter it.
 
-Revision: 0031
+Revision: 0033
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from alembic import op
 
 from gateway.sql.database import UtcDateTime
 
-revision = "0031"
-down_revision = "0030"
+revision = "0033"
+down_revision = "0032"
 branch_labels = None
 depends_on = None
 
