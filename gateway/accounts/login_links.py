@@ -14,7 +14,7 @@ from typing import Final
 from sqlalchemy import Connection, delete, insert, select, update
 
 from gateway.accounts.keys import hash_secret
-from gateway.tables.sessions import login_links
+from gateway.tables.users import login_links
 
 CODE_LETTERS: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 """Crockford's alphabet, without letters that look like digits: 5 bits each."""

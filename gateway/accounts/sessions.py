@@ -30,8 +30,7 @@ from gateway.accounts.keys import KeyInfo, hash_secret, key_by_id, status_of
 from gateway.accounts.roles import MEMBER_ROLES, MemberRole, Role
 from gateway.sql.database import UtcDateTime
 from gateway.tables.core import accounts, keys
-from gateway.tables.sessions import sessions
-from gateway.tables.users import members, users
+from gateway.tables.users import members, sessions, users
 
 Method: TypeAlias = Literal["link", "key", "oidc"]
 Theme: TypeAlias = Literal["system", "light", "dark"]

@@ -19,8 +19,7 @@ from gateway.commands.terminal import (
     read_body,
     read_settings,
 )
-from gateway.operations import sessions
-from gateway.operations.sessions import LINK_MINUTES, LINK_MINUTES_MAX, LinkBody
+from gateway.operations.entrance.links import LINK_MINUTES, LINK_MINUTES_MAX, LinkBody, create_link
 
 LINK: Final = columns("user_id name url code expires_at")
 
@@ -64,5 +63,5 @@ def link(as_json: bool, **entered: Any) -> None:
     """
     settings = read_settings()
     body = read_body(LinkBody, entered)
-    made = perform(sessions.create_link, body, pepper=read_pepper(settings))
+    made = perform(create_link, body, pepper=read_pepper(settings))
     print_views([{**made, "url": settings.console_url + made["path"]}], LINK, as_json)

@@ -27,7 +27,7 @@ from gateway.console.roles import Act
 from gateway.console.sessions import entrance_secret, origin_of, session_token
 from gateway.console.visitors import Visitor, visitor_of, visitor_of_session
 from gateway.errors import Forbidden, NotFound, TollgateError
-from gateway.operations.sessions import refuse, refuse_revoked, resume, session_limits
+from gateway.operations.entrance.sessions import refuse, refuse_revoked, resume, session_limits
 
 PROVED: Final = timedelta(minutes=10)
 """Time for which a proof of who the visitor is admits what moves much."""

@@ -11,7 +11,7 @@ from litestar.datastructures import Cookie
 from gateway.accounts.sessions import AGENT_MAX, Origin, Session
 from gateway.api.http.request import ApiRequest
 from gateway.console.addresses import Address
-from gateway.operations.sessions import Entrance, session_limits
+from gateway.operations.entrance.sessions import Entrance, session_limits
 
 CLEARED: Final = '"cache", "storage"'
 """What browsers delete when a session ends, besides its cookie."""

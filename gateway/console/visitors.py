@@ -18,7 +18,7 @@ from gateway.accounts.sessions import Method, Session, Theme
 from gateway.audit_log import Author
 from gateway.console.csrf import form_token
 from gateway.console.roles import MAY, Act
-from gateway.operations.sessions import author_of
+from gateway.operations.entrance.sessions import author_of
 
 
 @dataclass(frozen=True, slots=True)

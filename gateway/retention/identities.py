@@ -27,8 +27,7 @@ from gateway.tables.core import accounts, budgets, idempotency, keys
 from gateway.tables.feedback import feedback
 from gateway.tables.notices import notice_subscriptions, notices
 from gateway.tables.retention import erasures
-from gateway.tables.sessions import login_links, sessions
-from gateway.tables.users import members, users
+from gateway.tables.users import login_links, members, sessions, users
 
 ERASED: Final = "erased"
 ERASURE: Final = "erasure.run"

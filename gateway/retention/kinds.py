@@ -28,7 +28,7 @@ from gateway.sql.database import Database
 from gateway.tables.audit import audit_events
 from gateway.tables.core import idempotency, outputs
 from gateway.tables.files import media
-from gateway.tables.sessions import login_links, sessions
+from gateway.tables.users import login_links, sessions
 from gateway.tables.voices import voice_recordings
 from gateway.tables.webhooks import webhook_deliveries
 from gateway.voices.store import delete_ended_recordings

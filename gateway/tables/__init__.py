@@ -16,7 +16,6 @@ from gateway.tables import payments as payments
 from gateway.tables import prices as prices
 from gateway.tables import proofs as proofs
 from gateway.tables import retention as retention
-from gateway.tables import sessions as sessions
 from gateway.tables import set_aside as set_aside
 from gateway.tables import settlement_time as settlement_time
 from gateway.tables import users as users

@@ -33,13 +33,13 @@ from gateway.operations import accounts, credit, keys
 from gateway.operations.accounts import AccountBody
 from gateway.operations.credit import CreditBody
 from gateway.operations.database import record_migration
-from gateway.operations.keys import KeyBody
-from gateway.operations.sessions import (
+from gateway.operations.entrance.links import (
     LINK_MINUTES,
     LinkBody,
     create_link,
     operator_has_session,
 )
+from gateway.operations.keys import KeyBody
 from gateway.settings import Settings
 from gateway.sql.database import Database, migrate
 from gateway.up import environment

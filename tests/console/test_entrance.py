@@ -15,7 +15,7 @@ from gateway.accounts.users import change_user
 from gateway.console.entrance.enter import REFUSED
 from gateway.errors import TooManyRequests
 from gateway.tables.core import keys
-from gateway.tables.sessions import login_links, sessions
+from gateway.tables.users import login_links, sessions
 from tests.console.visiting import FORM, Browser, Installation, installed
 from tests.databases import Databases
 from workers.contract.redis import connect

@@ -19,7 +19,7 @@ from gateway.accounts.keys import KeyInfo, create_key
 from gateway.accounts.roles import MEMBER_ROLES, ROLES
 from gateway.app import create_app
 from gateway.audit_log import AuditEvent, AuditFilter, Author, list_events
-from gateway.operations.sessions import LinkBody, LinkView, create_link
+from gateway.operations.entrance.links import LinkBody, LoginLinkView, create_link
 from gateway.settings import Settings
 from gateway.sql.database import Database
 from tests.stack import CATALOG, PEPPER
@@ -56,7 +56,7 @@ class Browser:
         assert found is not None
         return found[1]
 
-    def enter(self, link: LinkView) -> httpx.Response:
+    def enter(self, link: LoginLinkView) -> httpx.Response:
         secret = link["path"].partition("#")[2]
         return self.post("/console/enter/link", {"secret": secret})
 
@@ -100,7 +100,7 @@ class Installation:
     def browser(self) -> Browser:
         return Browser(self.client)
 
-    def link(self, **wanted: Any) -> LinkView:
+    def link(self, **wanted: Any) -> LoginLinkView:
         with self.database.transaction() as connection:
             body = LinkBody.model_validate(wanted)
             return create_link(connection, self.author, body, pepper=PEPPER.encode())

@@ -32,7 +32,7 @@ from gateway.tables.audit import audit_events
 from gateway.tables.batches import batches, files
 from gateway.tables.core import chores, idempotency, outputs, receipts
 from gateway.tables.files import media
-from gateway.tables.sessions import login_links, sessions
+from gateway.tables.users import login_links, sessions
 from gateway.tables.voices import voice_recordings
 from gateway.tables.webhooks import webhook_deliveries
 from tests.ledger.books import Books, done, open_books

@@ -27,7 +27,7 @@ from gateway.console.sessions import (
 from gateway.console.visitors import visitor_of
 from gateway.errors import Forbidden, NotFound
 from gateway.metrics import CONSOLE_ENTRANCES
-from gateway.operations.sessions import Entered, Proof, enter
+from gateway.operations.entrance.sessions import Credential, Entered, enter
 
 HOME: Final = "/console"
 REFUSED: Final = (
@@ -122,7 +122,7 @@ async def _enter(request: ApiRequest, kind: Literal["link", "code", "key"]) -> R
     services, form = request.services, await request.form()
     if not may_enter(services.settings, address_of(request)):
         raise Forbidden("insecure_address", "The console cannot be entered without TLS here.")
-    proof = Proof.entered(kind, str(form.get("secret", "")))
+    proof = Credential.entered(kind, str(form.get("secret", "")))
     entrance = entrance_of(request, lasting=form.get("lasting") == "yes")
 
     async def try_it() -> Entered | None:

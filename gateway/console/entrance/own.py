@@ -19,9 +19,9 @@ from gateway.console.rendering import page
 from gateway.console.sessions import CLEARED, no_session_cookie
 from gateway.console.visitors import CurrentVisitor, Visitor
 from gateway.errors import InvalidRequest, NotFound
-from gateway.operations import sessions
 from gateway.operations.accounts import find_owner
-from gateway.operations.sessions import session_limits
+from gateway.operations.entrance import sessions
+from gateway.operations.entrance.sessions import session_limits
 
 
 class OwnController(Controller):

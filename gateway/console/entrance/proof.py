@@ -17,8 +17,8 @@ from gateway.console.guards import address_of, needs
 from gateway.console.rendering import page
 from gateway.console.sessions import entrance_of, session_cookie
 from gateway.console.visitors import CurrentVisitor, Visitor
-from gateway.operations import sessions
-from gateway.operations.sessions import Proof
+from gateway.operations.entrance import sessions
+from gateway.operations.entrance.sessions import Credential
 
 
 class ProofController(Controller):
@@ -36,7 +36,7 @@ class ProofController(Controller):
         form, database = await request.form(), request.services.database
         next = str(form.get("next", HOME))
         kind: Any = "key" if visitor.method == "key" else "code"
-        proof = Proof.entered(kind, str(form.get("secret", "")))
+        proof = Credential.entered(kind, str(form.get("secret", "")))
         entrance = entrance_of(request)
 
         async def try_it() -> str | None:

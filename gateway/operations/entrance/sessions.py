@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final, Literal, Self, TypedDict
+from typing import Any, Final, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
 from sqlalchemy import Connection, select, true
 
 from gateway.accounts.keys import KeyInfo, find_secret, key_by_id
-from gateway.accounts.login_links import LinkUsed, make_link, use_code, use_link
-from gateway.accounts.roles import MEMBER_ROLES, ROLES, MemberRole, Role
+from gateway.accounts.login_links import LinkUsed, use_code, use_link
 from gateway.accounts.sessions import (
     AGENT_MAX,
     Identity,
@@ -37,64 +35,14 @@ from gateway.accounts.sessions import (
     prove_again,
     user_identity,
 )
-from gateway.accounts.users import find_user
 from gateway.audit_log import Act, Author, record
-from gateway.checks.moments import timestamp
 from gateway.errors import NotFound
-from gateway.operations import users
-from gateway.operations.accounts import find_owner
-from gateway.operations.bodies import Body, Id, Label, Name
 from gateway.operations.pages import cut_page, read_cursor
-from gateway.operations.refusals import refusals
-from gateway.operations.users import MemberBody, UserBody
 from gateway.settings import Settings
-from gateway.tables.sessions import sessions
-from gateway.tables.users import members
-from gateway.tables.users import users as users_table
+from gateway.tables.users import sessions
 
 OWN_SESSIONS_MAX: Final = 100
 SECRET_MAX: Final = 200
-LINK_MINUTES: Final = 10
-LINK_MINUTES_MAX: Final = 7 * 24 * 60
-
-
-class LinkBody(Body):
-    """A one-time link to the console: for a user, or for the holder of a role, who is created.
-
-    Without an account, the role is one in the installation.
-    """
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"account": "acme"}]})
-
-    user: Name | Id | None = None
-    """Email or number."""
-    account: Name | None = None
-    role: Role | MemberRole | None = None
-    """Default: operator; of an account, owner."""
-    name: Label = ""
-    """Name of a user that is created; default: the role."""
-    minutes: Annotated[int, Field(ge=1, le=LINK_MINUTES_MAX)] = LINK_MINUTES
-
-    @model_validator(mode="after")
-    def _names_one(self) -> Self:
-        if self.user is not None and (self.account or self.role or self.name):
-            raise ValueError("a user has roles and a name already; leave them out")
-        fitting = MEMBER_ROLES if self.account else ROLES
-        if self.role is not None and self.role not in fitting:
-            raise ValueError(f"the role can be {', '.join(fitting)}")
-        return self
-
-
-class LinkView(TypedDict):
-    """A link, with its secrets, which are returned only once. The path is to be appended to the
-    address of the gateway."""
-
-    object: Literal["login_link"]
-    user_id: int
-    name: str
-    path: str
-    code: str
-    expires_at: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +54,7 @@ class Entered:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class Credential:
     """What a visitor sends to prove who it is: the secret of a link, its code, or a key."""
 
     kind: Literal["link", "code", "key"]
@@ -147,47 +95,7 @@ def session_limits(settings: Settings) -> SessionLimits:
     )
 
 
-@refusals()
-def create_link(
-    connection: Connection, author: Author, body: LinkBody, *, pepper: bytes
-) -> LinkView:
-    """Create a one-time link, and its user if necessary."""
-    if body.user is not None:
-        user_id = find_user(connection, str(body.user)).id
-    else:
-        user_id = _holder(connection, author, body)
-    user = find_user(connection, str(user_id))
-    if user.status != "active":
-        raise ValueError(f"user {user_id} is disabled")
-    valid = timedelta(minutes=body.minutes)
-    made = make_link(connection, user_id, valid=valid, pepper=pepper, now=datetime.now(UTC))
-    expires_at = timestamp(made.ends_at)
-    record(connection, author, "link.create", f"user {user_id}", after={"expires_at": expires_at})
-    return {
-        "object": "login_link",
-        "user_id": user_id,
-        "name": user.name,
-        "path": f"/console/enter#{made.token}",
-        "code": made.code,
-        "expires_at": expires_at,
-    }
-
-
-def operator_has_session(connection: Connection, now: datetime) -> bool:
-    """Whether a user with the role operator has an open session."""
-    found = (
-        select(sessions.c.id)
-        .join(users_table, users_table.c.id == sessions.c.user_id)
-        .where(
-            users_table.c.role == "operator",
-            sessions.c.ends_at > now,
-            sessions.c.revoked_at.is_(None),
-        )
-    )
-    return connection.execute(found.limit(1)).first() is not None
-
-
-def enter(connection: Connection, proof: Proof, *, entrance: Entrance) -> Entered | None:
+def enter(connection: Connection, proof: Credential, *, entrance: Entrance) -> Entered | None:
     """Open a session for the user or key of a proof; None if it is refused."""
     now = datetime.now(UTC)
     identity = _identify(connection, proof, entrance, now)
@@ -213,7 +121,7 @@ def begin(
 
 
 def prove(
-    connection: Connection, session: Session, proof: Proof, *, entrance: Entrance
+    connection: Connection, session: Session, proof: Credential, *, entrance: Entrance
 ) -> str | None:
     """Accept a proof that the visitor is still the one who entered; return the secret of the new
     cookie, or None if it is refused."""
@@ -319,7 +227,7 @@ def author_of(identity: Identity, reason: str = "") -> Author:
 
 
 def _identify(
-    connection: Connection, proof: Proof, entrance: Entrance, now: datetime
+    connection: Connection, proof: Credential, entrance: Entrance, now: datetime
 ) -> Identity | None:
     """Return the user or key of a proof; None if it is not valid, which is recorded."""
     pepper = entrance.pepper
@@ -350,38 +258,6 @@ def _of_key(connection: Connection, key: KeyInfo, origin: Origin, now: datetime)
         why = "the key or its account is not active, or the key cannot read"
         _refuse(connection, Known(str(error), key.account_id), why, origin)
         return None
-
-
-def _holder(connection: Connection, author: Author, body: LinkBody) -> int:
-    """Return the user without an address who has a role and its name; create it if necessary."""
-    if body.account is None:
-        role = body.role or "operator"
-        name = body.name or role
-        found = select(users_table.c.id).where(users_table.c.role == role)
-    else:
-        account = find_owner(connection, body.account)
-        role = body.role or "owner"
-        name = body.name or role
-        found = (
-            select(users_table.c.id)
-            .join(members, members.c.user_id == users_table.c.id)
-            .where(members.c.account_id == account.id, members.c.role == role)
-        )
-    found = found.where(
-        users_table.c.name == name,
-        users_table.c.email.is_(None),
-        users_table.c.issuer.is_(None),
-        users_table.c.status == "active",
-    )
-    user_id = connection.execute(found.order_by(users_table.c.id).limit(1)).scalar()
-    if user_id is not None:
-        return int(user_id)
-    wanted = {"name": name} if body.account is not None else {"name": name, "role": role}
-    made = users.create(connection, author, UserBody.model_validate(wanted))["id"]
-    if body.account is not None:
-        member = MemberBody.model_validate({"role": role})
-        users.put_member(connection, author, body.account, str(made), member)
-    return made
 
 
 def _record(connection: Connection, act: Act, session: Session, origin: Origin) -> None:

@@ -1,0 +1,1 @@
+"""Entering the console: one-time links and sessions."""
