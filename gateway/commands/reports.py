@@ -159,6 +159,9 @@ def margin_command(
     type=click.Path(path_type=Path, dir_okay=False),
     help="File to write.",
 )
+@click.option(
+    "--margins", is_flag=True, help="Add what each request cost the operator, and its margin."
+)
 def export_command(
     account_name: str | None,
     organisation: str | None,
@@ -168,6 +171,7 @@ def export_command(
     format: Format,
     profile: Profile,
     output: Path,
+    margins: bool,
 ) -> None:
     """Write every charge and refund of an account or organisation to a file, and its footer to
     another."""
@@ -188,6 +192,7 @@ def export_command(
             format=format,
             profile=profile,
             footer=footer,
+            margins=margins,
             blobs=Blobs(read_settings().blobs),
         )
         for part in parts:

@@ -20,8 +20,9 @@ def read_table(connection: Connection, query: Select[Any]) -> pa.Table | None:
         data = _copy(connection, query)
     else:
         line = func.printf(",".join(map(_placeholder, columns)), *map(_field, columns))
-        lines = connection.execute(query.with_only_columns(line))
-        data = "\n".join(lines.scalars().all()).encode()
+        lines = connection.execute(query.with_only_columns(line)).scalars().all()
+        # Each line ends: Arrow takes an empty field at the end of the data for a quoted one.
+        data = "\n".join([*lines, ""]).encode()
     if not data:
         return None
     types = {each.name: pa.string() if _is_text(each) else pa.int64() for each in columns}

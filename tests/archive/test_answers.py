@@ -139,6 +139,7 @@ def test_exports_have_the_bytes_that_they_had_before(
         *({"format": format, "profile": profile} for format in ("csv", "parquet")
           for profile in ("native", "focus")),
         {"filters": own}, {"filters": own, "profile": "focus"}, {"span": part},
+        {"margins": True}, {"margins": True, "profile": "focus"},
     ]  # fmt: skip
     before = [exported(march, **each) for each in asked]
     assert all(len(each) > 1000 for each in before)

@@ -22,9 +22,12 @@ from gateway.billing.exports.footer import Footer
 from gateway.billing.exports.pages import connection_reader
 from gateway.billing.usage.report import Filters, Span, total, usage
 from gateway.ids import first_request_id
+from gateway.ledger.expenses import ExpenseRates
 from gateway.ledger.holds import hold
+from gateway.ledger.periods import booking_time
 from gateway.ledger.prices import PriceCache, put_in_force
 from gateway.ledger.refunds import refund
+from gateway.ledger.settle import settle
 from gateway.pricing import Component, Line, Price
 from gateway.sql.database import Database
 from gateway.tables.core import QUANTITIES, receipts, refunds, transfers
@@ -60,6 +63,7 @@ def write(
     profile: str = "native",
     *,
     span: Span | None = None,
+    margins: bool = False,
     **filters: object,
 ) -> tuple[bytes, Footer]:
     footer = Footer()
@@ -72,6 +76,7 @@ def write(
             format=format,
             profile=profile,
             footer=footer,  # type: ignore[arg-type]
+            margins=margins,
         )
         return b"".join(parts), footer
 
@@ -143,6 +148,57 @@ def test_the_lines_of_the_focus_profile_are_those_of_the_receipts(books: Books) 
     assert used[0]["ListUnitPrice"] == "0.00000008"
     assert used[0]["BilledCost"] == used[0]["EffectiveCost"] == "0.000000240"
     assert used[0]["ServiceCategory"] == "AI and Machine Learning"
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("profile", "cost", "margin", "amount"),
+    [
+        ("native", "operator_cost", "margin", "amount_nanos"),
+        ("focus", "x_OperatorCost", "x_Margin", "x_AmountNanos"),
+    ],
+)
+def test_margins_are_columns_of_exports_for_operators_only(
+    books: Books, format: str, profile: str, cost: str, margin: str, amount: str
+) -> None:
+    order = books.order()
+    with books.database.transaction() as connection:
+        hold(connection, [order])
+    with books.database.transaction() as connection:
+        settle(
+            connection,
+            [done(order.request_id)],
+            now=booking_time(connection),
+            prices={},
+            retention=timedelta(hours=1),
+            # Of the seven microseconds that each request took.
+            rates=ExpenseRates(hour_nanos=3_600_000_000),
+        )
+
+    plain, _ = write(books, format, profile)
+    data, footer = write(books, format, profile, margins=True)
+
+    def read(text: bytes) -> list[dict[str, Any]]:
+        if format == "csv":
+            return [{name: value or None for name, value in row.items()} for row in rows(text)]
+        found: list[dict[str, Any]] = pyarrow.parquet.read_table(io.BytesIO(text)).to_pylist()
+        return found
+
+    usd, nanos = ("_usd", "_nanos") if profile == "native" else ("", "Nanos")
+    names = [cost + usd, cost + nanos, margin + usd, margin + nanos]
+    found = read(data)
+    bare = [{name: row[name] for name in row if name not in names} for row in found]
+    assert bare == read(plain)
+    assert footer.rows == len(found)
+    id = "request_id" if profile == "native" else "ResourceId"
+    own = [row for row in found if row[id] == order.request_id]
+    assert [int(row[cost + nanos]) for row in own] == [7, 0][: len(own)]
+    assert all(int(row[margin + nanos]) == int(row[amount]) - int(row[cost + nanos]) for row in own)
+    assert Decimal(own[0][cost + usd]) == Decimal("0.000000007")
+    others = [row for row in found if row[id] != order.request_id and int(row[amount]) > 0]
+    assert None in {row[cost + nanos] for row in others}, "their cost is not known"
+    (back, *_) = [row for row in found if int(row[amount]) < 0]
+    assert (int(back[cost + nanos]), back[margin + nanos]) == (0, back[amount])
 
 
 def test_filters_and_spans_select_rows(books: Books) -> None:

@@ -199,8 +199,12 @@ def test_an_export_can_be_checked_by_its_footer(stack: Stack) -> None:
     assert caller.http.get("/v1/usage/export", params={"format": "xls"}).status_code == 400
     assert caller.http.get("/v1/usage/export", params={"from": "2099-01-01"}).status_code == 400
     boss = admin(stack)
-    params["account"] = str(caller.account_id)
-    assert boss.http.get("/v1/usage/export", params=params).is_success
+    params |= {"account": str(caller.account_id), "margins": "true"}
+    of_operator = boss.http.get("/v1/usage/export", params=params)
+    assert of_operator.text.splitlines()[0].endswith(',"margin_usd","margin_nanos"')
+    assert "-margins.csv" in of_operator.headers["content-disposition"]
+    refused = caller.http.get("/v1/usage/export", params={"margins": "true"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "missing_scope")
 
 
 def test_aborted_export_frees_its_slot(stack: Stack) -> None:

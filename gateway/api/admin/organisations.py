@@ -48,6 +48,7 @@ async def read_organisation_export(
     first: Annotated[str | None, QueryParameter(name="from")] = None,
     last: Annotated[str | None, QueryParameter(name="to")] = None,
     model: FromQuery[str | None] = None,
+    margins: FromQuery[bool] = False,
 ) -> ExportRequest:
     """Litestar dependency: the requested export of an organisation."""
 
@@ -56,7 +57,8 @@ async def read_organisation_export(
         ids = tuple(organisations.account_ids(connection, organisation))
         span = export_span(connection, first, last, tz)
         filters = Filters(ids, models=one_of(model))
-        return ExportRequest(span, filters, format, profile, f"organisation-{found.id}")
+        owner = f"organisation-{found.id}"
+        return ExportRequest(span, filters, format, profile, owner, margins)
 
     return await select_export(request, read)
 

@@ -24,6 +24,7 @@ from litestar.params import FromQuery, QueryParameter
 from litestar.response import Stream
 from sqlalchemy import Connection
 
+from gateway.accounts.roles import check_role
 from gateway.api.http.access import requested_account
 from gateway.api.http.answers import json_response
 from gateway.api.http.request import ApiRequest
@@ -38,7 +39,7 @@ from gateway.billing.exports.footer import (
     footer_view,
 )
 from gateway.billing.usage.report import Filters, Span, read_span
-from gateway.errors import InvalidRequest, TooManyRequests, Unavailable
+from gateway.errors import Forbidden, InvalidRequest, TooManyRequests, Unavailable
 from gateway.sql.database import Database
 from workers.contract.blobs import BlobError, Blobs
 
@@ -63,12 +64,15 @@ class ExportRequest:
     profile: Profile
     owner: str
     """What the name of the file says about whose usage it is."""
+    margins: bool = False
+    """Whether rows have their cost to the operator."""
 
     @property
     def name(self) -> str:
         starts_at, ends_at = self.span.starts_at, self.span.ends_at
         dates = f"{starts_at:%Y%m%dT%H%M%SZ}-{ends_at:%Y%m%dT%H%M%SZ}"
-        return f"usage-{self.owner}-{dates}-{self.profile}.{self.format}"
+        margins = "-margins" if self.margins else ""
+        return f"usage-{self.owner}-{dates}-{self.profile}{margins}.{self.format}"
 
 
 class FileFooterView(FooterView):
@@ -85,8 +89,11 @@ async def read_export(
     key: FromQuery[str | None] = None,
     model: FromQuery[str | None] = None,
     account: FromQuery[str | None] = None,
+    margins: FromQuery[bool] = False,
 ) -> ExportRequest:
-    """Litestar dependency: the requested export."""
+    """Litestar dependency: the requested export. ``margins`` is for administrators only."""
+    if margins:
+        check_margins(request)
 
     def read(connection: Connection) -> ExportRequest:
         owner = requested_account(request, connection, account, "usage")
@@ -94,9 +101,16 @@ async def read_export(
         filters = Filters((owner.id,), keys, one_of(model))
         zone = tz or owner.report_tz
         span = export_span(connection, first, last, zone)
-        return ExportRequest(span, filters, format, profile, str(owner.id))
+        return ExportRequest(span, filters, format, profile, str(owner.id), margins)
 
     return await select_export(request, read)
+
+
+def check_margins(request: ApiRequest) -> None:
+    """Raise ``Forbidden`` unless the caller is an administrator who may read usage."""
+    if "admin" not in request.key.scopes:
+        raise Forbidden("missing_scope", "margins requires a key with the scope admin.")
+    check_role(request.key.role or "operator", "usage", write=False)
 
 
 async def select_export(
@@ -268,6 +282,7 @@ class _File:
             format=selection.format,
             profile=selection.profile,
             footer=self.footer,
+            margins=selection.margins,
             blobs=self._blobs,
         )
 

@@ -1,7 +1,8 @@
 """The FOCUS profile of exports: one row per priced line of a charge, and one per refund.
 
 Columns follow the FinOps Open Cost and Usage Specification 1.2, focus.finops.org. The lines of a
-request sum exactly to its charge, so BilledCost sums to what the ledger booked.
+request sum exactly to its charge, so BilledCost sums to what the ledger booked. The specification
+describes what a customer pays; what that costs the provider is in columns of our own (``x_``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ import pyarrow.compute as pc
 from sqlalchemy import Connection, Select, String, cast, select
 
 from gateway.billing.exports.archived import ArchivedReceipts, ExportReader
-from gateway.billing.exports.native import usd, usd_text, utc_text
+from gateway.billing.exports.footer import Format
+from gateway.billing.exports.native import (
+    margin_columns,
+    usd,
+    usd_text,
+    utc_text,
+    with_margins,
+)
 from gateway.billing.exports.pages import (
     charge_pages,
     filter_conditions,
@@ -83,8 +91,14 @@ PARQUET: Final = pa.schema(
     ]
 )
 AMOUNT: Final = "x_AmountNanos"
+_MARGIN: Final = ("x_OperatorCost", "x_OperatorCostNanos", "x_Margin", "x_MarginNanos")
 _ITEMIZED: Final = ("request_id", "price_id", "charge_nanos", "attributes", *UNITS)
 """Columns of a page of which the lines of a charge are made."""
+
+
+def focus_schema(format: Format, *, margins: bool) -> pa.Schema:
+    schema = CSV if format == "csv" else PARQUET
+    return with_margins(schema, _MARGIN, format) if margins else schema
 
 
 def focus_tables(
@@ -100,7 +114,10 @@ def focus_tables(
     def list_refunds(_: Connection, page: pa.Table) -> pa.Table:
         return _refund_table(page, schema)
 
-    yield from charge_pages(read, _charged(span, filters), span, filters, itemize, archived)
+    charges = _charged(span, filters)
+    if _MARGIN[0] in schema.names:
+        charges = charges.add_columns(receipts.c.expense_nanos)
+    yield from charge_pages(read, charges, span, filters, itemize, archived)
     yield from refund_pages(read, _returned(span, filters), list_refunds)
 
 
@@ -172,7 +189,14 @@ def _charge_table(
         "ListUnitPrice": pa.array(lines.prices, pa.string()),
         "SkuId": pc.binary_join_element_wise(model, unit, "/"),
     }
-    return _table(columns, pa.array(lines.amounts, pa.int64()), schema)
+    costs = None
+    if _MARGIN[0] in schema.names:
+        # The cost of a request is on the first of its lines, so that the column sums to it.
+        place = zip(lines.rows, (-1, *lines.rows), strict=False)
+        is_first = pa.array([row != before for row, before in place], pa.bool_())
+        own = pc.take(_column(page, "expense_nanos"), rows)
+        costs = pc.if_else(is_first, own, pa.scalar(0, pa.int64()))
+    return _table(columns, pa.array(lines.amounts, pa.int64()), schema, costs)
 
 
 def _refund_table(page: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -306,8 +330,20 @@ def _column(page: pa.Table, name: str) -> pa.Array:
     return page[name].combine_chunks()
 
 
-def _table(columns: Mapping[str, pa.Array], nanos: pa.Array, schema: pa.Schema) -> pa.Table:
-    amounts = usd(nanos) if schema is PARQUET else usd_text(nanos)
+def _table(
+    columns: Mapping[str, pa.Array],
+    nanos: pa.Array,
+    schema: pa.Schema,
+    costs: pa.Array | None = None,
+) -> pa.Table:
+    """Build a table; with margins, rows without ``costs`` cost nothing."""
+    decimals = not pa.types.is_string(schema.field(_AMOUNTS[0]).type)
+    amounts = usd(nanos) if decimals else usd_text(nanos)
     none = pa.nulls(len(nanos), pa.string())
     texts = [columns.get(name, none) for name in _TEXTS]
-    return pa.Table.from_arrays([amounts] * len(_AMOUNTS) + texts + [nanos], schema=schema)
+    arrays = [amounts] * len(_AMOUNTS) + texts + [nanos]
+    if _MARGIN[0] in schema.names:
+        if costs is None:
+            costs = pa.repeat(pa.scalar(0, pa.int64()), len(nanos))
+        arrays += margin_columns(nanos, costs, decimals=decimals)
+    return pa.Table.from_arrays(arrays, schema=schema)

@@ -58,6 +58,7 @@ CSV_SCHEMA: Final = pa.schema(
 PARQUET_SCHEMA: Final = CSV_SCHEMA.set(
     CSV_SCHEMA.get_field_index("amount_usd"), pa.field("amount_usd", _USD)
 )
+_MARGIN: Final = ("operator_cost_usd", "operator_cost_nanos", "margin_usd", "margin_nanos")
 
 
 def write(
@@ -100,16 +101,47 @@ def write(
     yield data
 
 
+def native_schema(format: Format, *, margins: bool) -> pa.Schema:
+    schema = CSV_SCHEMA if format == "csv" else PARQUET_SCHEMA
+    return with_margins(schema, _MARGIN, format) if margins else schema
+
+
+def with_margins(schema: pa.Schema, names: Sequence[str], format: Format) -> pa.Schema:
+    """Add the columns of ``margin_columns`` to a schema."""
+    amount = pa.string() if format == "csv" else _USD
+    for name, kind in zip(names, (amount, pa.int64(), amount, pa.int64()), strict=True):
+        schema = schema.append(pa.field(name, kind))
+    return schema
+
+
+def margin_columns(nanos: pa.Array, costs: pa.Array, *, decimals: bool) -> list[pa.Array]:
+    """Return the cost to the operator and the margin of each row, as USD and as nano-dollars; null
+    where the cost is not known."""
+    costs = costs.cast(pa.int64())
+    margins = pc.subtract(nanos, costs)
+    as_usd = usd if decimals else usd_text
+    return [as_usd(costs), costs, as_usd(margins), margins]
+
+
 def native_tables(
-    read: ExportReader, span: Span, filters: Filters, schema: pa.Schema, archived: ArchivedReceipts
+    read: ExportReader,
+    span: Span,
+    filters: Filters,
+    schema: pa.Schema,
+    archived: ArchivedReceipts,
 ) -> Iterator[pa.Table]:
     """Yield what was booked in a span: charges by request, then refunds by request."""
 
     def make(_: Connection, page: pa.Table) -> pa.Table:
         return _table(page, span.zone, schema)
 
-    yield from charge_pages(read, _charges(span, filters), span, filters, make, archived)
-    yield from refund_pages(read, _refunds(span, filters), make)
+    charges, returned = _charges(span, filters), _refunds(span, filters)
+    if _MARGIN[0] in schema.names:
+        charges = charges.add_columns(receipts.c.expense_nanos)
+        # What a request cost is in the row of its charge.
+        returned = returned.add_columns(literal(0, BigInteger).label("expense_nanos"))
+    yield from charge_pages(read, charges, span, filters, make, archived)
+    yield from refund_pages(read, returned, make)
 
 
 def _charges(span: Span, filters: Filters) -> Select[Any]:
@@ -155,12 +187,17 @@ def _rows(kind: Any, moment: Any, amount: Any, quantities: Sequence[Any]) -> Sel
 
 def _table(page: pa.Table, zone: ZoneInfo, schema: pa.Schema) -> pa.Table:
     booked, amounts = (page[name].combine_chunks() for name in ("booked_us", "amount_nanos"))
+    decimals = schema.field("amount_usd").type == _USD
     made = {
         "booked_at": utc_text(booked),
         "booked_at_local": local_text(booked, zone),
         "accepted_at": utc_text(page["accepted_us"].combine_chunks()),
-        "amount_usd": usd(amounts) if schema is PARQUET_SCHEMA else usd_text(amounts),
+        "amount_usd": usd(amounts) if decimals else usd_text(amounts),
     }
+    if _MARGIN[0] in schema.names:
+        costs = page["expense_nanos"].combine_chunks()
+        columns = margin_columns(amounts, costs, decimals=decimals)
+        made |= dict(zip(_MARGIN, columns, strict=True))
     arrays = [made[name] if name in made else page[name] for name in schema.names]
     return pa.Table.from_arrays(arrays, schema=schema)
 
