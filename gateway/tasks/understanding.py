@@ -13,13 +13,12 @@ from typing import Any, Final
 from gateway.catalog.listing import examples_of
 from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import TASKS
-from gateway.catalog.vocabulary.words import Reading, known_words, read, unknown_words
+from gateway.catalog.vocabulary.words import Reading, known_words, read, texts_of, unknown_words
 from gateway.errors import InvalidRequest
 from workers.contract.jobs import PromptWarning
 
 TOLD: Final = ("prompt", "text")
 """Fields that say what is to be made; of each, something must be understood."""
-FIELDS: Final = (*TOLD, "negative_prompt")
 EXAMPLES_MAX: Final = 3
 SHOWN_MAX: Final = 10
 """Maximum words in the message of a refusal."""
@@ -41,17 +40,13 @@ def check_understood(
     if entry.vocabulary is None or TASKS[entry.task].makes not in ("image", "video", "audio"):
         return ()
     prefix = f"{prefix}." if prefix else ""
-    texts = {}
-    for field in FIELDS:
-        text = given.get(field)
-        if not isinstance(text, str) or not text.strip():
-            continue
-        param = names.get(field, f"{prefix}{field}")
-        texts[param] = text
-        found = read(entry, text)
-        if field in TOLD and not found.is_understood:
-            raise _not_understood(entry, given, field, found, param=param)
-    return unknown_words(entry, texts)
+    texts = texts_of(given)
+    params = {field: names.get(field, f"{prefix}{field}") for field in texts}
+    for field in texts.keys() & TOLD:
+        found = read(entry, texts[field])
+        if not found.is_understood:
+            raise _not_understood(entry, given, field, found, param=params[field])
+    return unknown_words(entry, {params[field]: text for field, text in texts.items()})
 
 
 def _not_understood(

@@ -188,3 +188,24 @@ def test_start_of_a_gateway_names_the_models_that_lose(caplog: pytest.LogCapture
     (record,) = caplog.records
     assert "14 models can cost more than they sell for" in record.message
     assert "Sora-2-Pro" in record.message
+
+
+def test_examples_outside_of_the_vocabulary_are_named(tmp_path: Path) -> None:
+    own = {
+        "name": "own",
+        "task": "text-to-image",
+        "engine": "echo",
+        "vocabulary": {"words": ["red", "circle"]},
+        "price": [{"unit": "image", "amount": "0.01"}],
+        "examples": [{"prompt": "a red circle"}, {"prompt": "a teal circle"}],
+    }
+    chat = entry("pocket-chat", vocabulary={"words": ["hello"]})
+
+    assert problems(tmp_path, own, chat) == [
+        ("warning", "examples[1].prompt", "not in the vocabulary: 'teal'"),
+        (
+            "warning",
+            "vocabulary",
+            "has no effect: only prompts of images, videos and audio are read by it",
+        ),
+    ]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import yaml
 
@@ -22,6 +22,8 @@ from workers.contract.music_notation import EXAMPLES, NOTATION
 
 _category = unicodedata.category
 
+FIELDS: Final = ("prompt", "text", "negative_prompt")
+"""Fields of inputs whose texts a vocabulary is for."""
 UNKNOWN_MAX: Final = 50
 """Maximum unknown words that are reported of one text."""
 WORD_MAX: Final = 60
@@ -65,6 +67,12 @@ def unknown_words(entry: CatalogEntry, fields: Mapping[str, str]) -> tuple[Promp
         for field, text in fields.items()
         if (found := read(entry, text)).unknown
     )
+
+
+def texts_of(input: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of an input that a vocabulary is for, by field."""
+    given = {field: input.get(field) for field in FIELDS}
+    return {field: text for field, text in given.items() if isinstance(text, str) and text.strip()}
 
 
 def read(entry: CatalogEntry, text: str) -> Reading:
