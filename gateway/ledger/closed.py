@@ -33,6 +33,22 @@ class RequestError(msgspec.Struct, frozen=True):
     param: str | None = None
 
 
+class _Warned(msgspec.Struct):
+    """The part of a job that is shown with its request."""
+
+    warnings: tuple[PromptWarning, ...] = ()
+
+
+def warnings_of(job: bytes) -> tuple[PromptWarning, ...]:
+    """Read what the model will not understand from an encoded job; empty if it cannot be read."""
+    if b"warnings" not in job:
+        return ()
+    try:
+        return msgspec.msgpack.decode(job, type=_Warned).warnings
+    except msgspec.DecodeError:
+        return ()
+
+
 class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     """Output of a request: a JSON value, and references to its blobs.
 

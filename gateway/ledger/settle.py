@@ -272,8 +272,9 @@ def _close(
         reason = row["cut"]
     cost_nanos = min(cost_nanos, row["hold_nanos"])
     output = settlement.output if error is settlement.error else None
-    if output is not None and job.warnings:
-        output = msgspec.structs.replace(output, warnings=job.warnings)
+    warnings = job.warnings + (steps.warnings if steps else ())
+    if output is not None and warnings:
+        output = msgspec.structs.replace(output, warnings=warnings)
     model = row["served_by"] or row["model"]
     served_by = row["served_by"] or settlement.run.served_by
     run = msgspec.structs.replace(settlement.run, served_by=served_by)

@@ -15,12 +15,12 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Connection, RowMapping, delete, insert, select
 
-from gateway.ledger.closed import RequestError
+from gateway.ledger.closed import RequestError, warnings_of
 from gateway.ledger.prices import PriceCache, read_price
 from gateway.ledger.workflow_plan import PlannedStep, StepId, WorkflowPlan, combined
 from gateway.pricing import Line, Price, charge, clip
 from gateway.tables.workflows import receipt_steps, steps
-from workers.contract.jobs import RequestId, Timings, Usage
+from workers.contract.jobs import PromptWarning, RequestId, Timings, Usage
 
 _SUMMED: Final = (
     "queue_us",
@@ -68,6 +68,8 @@ class StepMeasurement:
     timings: Timings
     running: tuple[Running, ...]
     clipped: bool
+    warnings: tuple[PromptWarning, ...]
+    """What models did not understand of texts that other steps wrote."""
 
 
 def measure_steps(connection: Connection, request_id: str, plan: WorkflowPlan) -> StepMeasurement:
@@ -97,6 +99,12 @@ def measure_steps(connection: Connection, request_id: str, plan: WorkflowPlan) -
             if row["status"] is None
         ),
         clipped,
+        tuple(
+            warning
+            for row in rows
+            if row["status"] == "succeeded"
+            for warning in warnings_of(row["job"])
+        ),
     )
 
 

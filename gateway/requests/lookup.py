@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
-import msgspec
 from redis.asyncio import Redis
 from sqlalchemy import (
     ColumnElement,
@@ -29,7 +28,7 @@ from gateway.dispatch.outputs import with_output
 from gateway.errors import InvalidRequest, NotFound, Unavailable
 from gateway.group_commit import GroupCommit
 from gateway.ids import first_request_id, is_request_id
-from gateway.ledger.closed import ClosedRequest, read_closed
+from gateway.ledger.closed import ClosedRequest, read_closed, warnings_of
 from gateway.ledger.prices import PriceCache
 from gateway.ledger.receipts import Receipt, read_receipt
 from gateway.ledger.steps import StepLine
@@ -39,7 +38,7 @@ from gateway.tables.core import holds, outputs, receipts
 from gateway.tasks.submission import OpenRequest
 from gateway.workflows.store import attempts_at
 from workers.contract.blobs import Blobs
-from workers.contract.jobs import Progress, PromptWarning, RequestId, SentEvent
+from workers.contract.jobs import Progress, RequestId, SentEvent
 from workers.contract.queue import JobState, states
 from workers.contract.streams import EventLog
 
@@ -478,21 +477,6 @@ def _open(row: RowMapping | Any) -> OpenRequest:
         deadline_at=row["deadline_at"],
         metadata=row["metadata"] or {},
         served_by=row["served_by"],
-        warnings=_warnings(row.get("job")),
+        # Lists do not read jobs.
+        warnings=warnings_of(row.get("job") or b""),
     )
-
-
-class _Warned(msgspec.Struct):
-    """The part of a job that is shown while its request is open."""
-
-    warnings: tuple[PromptWarning, ...] = ()
-
-
-def _warnings(job: bytes | None) -> tuple[PromptWarning, ...]:
-    """Read the warnings of a job. Lists have no jobs, and so no warnings of open requests."""
-    if job is None or b"warnings" not in job:
-        return ()
-    try:
-        return msgspec.msgpack.decode(job, type=_Warned).warnings
-    except msgspec.DecodeError:
-        return ()

@@ -22,7 +22,7 @@ from gateway.ledger.closed import Output, RequestError, Status
 from gateway.ledger.workflow_plan import PlannedStep, StepId, WorkflowPlan
 from gateway.tasks.understanding import check_understood
 from gateway.workflows.choices import choose, remaining, text_of
-from gateway.workflows.plan import StepInput, prepare_step
+from gateway.workflows.plan import StepInput, prepare_step, written_fields
 from gateway.workflows.store import NewStep, StepAttempt, WorkflowRun
 from workers.contract.jobs import BlobRef, Job, RequestId, encode
 from workers.contract.media import Medium
@@ -112,7 +112,10 @@ def job_of(run: WorkflowRun, step: PlannedStep, attempt: int, entry: CatalogEntr
     step_input = StepInput(resolve)
     value = step_input.input(step.input)
     _, prepared = prepare_step(entry, _task(step), value, step_input, prefix=f"steps.{step.name}")
-    check_understood(entry, value, prefix=f"steps.{step.name}")
+    # The client's own texts were checked before.
+    written = written_fields(step.input, lambda one: resolve((one,)) is not None)
+    texts = {field: given for field, given in value.items() if field in written}
+    warnings = check_understood(entry, texts, prefix=f"steps.{step.name}")
     given: dict[str, Any] = prepared.input
     if step.max_tokens is not None:
         # At most what the hold covers, even if a shorter prompt leaves room for a longer answer.
@@ -136,6 +139,7 @@ def job_of(run: WorkflowRun, step: PlannedStep, attempt: int, entry: CatalogEntr
         ),
         priority=run.job.priority,
         stored_under=run.request_id,
+        warnings=warnings,
     )
     return NewStep(id, step.model, encode(job))
 

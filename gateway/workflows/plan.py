@@ -258,18 +258,31 @@ def _chosen(workflow: Workflow, inputs: _Inputs) -> dict[str, Step]:
 
 def _needs(step: Step, chosen: Mapping[str, Step], inputs: _Inputs) -> set[str]:
     """Return the steps whose output a step reads: of each expression, the first that exists."""
-    sources = (_source(expression, chosen, inputs) for _, expression in references(step.input))
-    return {source.name for source in sources if source is not None and source.source == "steps"}
+    sources = _sources(step.input, _known(chosen, inputs))
+    return {source.name for source in sources if source.source == "steps"}
 
 
-def _source(
-    expression: Sequence[Reference], chosen: Mapping[str, Step], inputs: _Inputs
-) -> Reference | None:
-    """Return the first reference of an expression that has a value."""
-    for each in expression:
-        if each.name in chosen if each.source == "steps" else inputs.has(each.name):
-            return each
-    return None
+def _known(chosen: Mapping[str, Step], inputs: _Inputs) -> Callable[[Reference], bool]:
+    """Return whether a reference has a value in a plan."""
+    return lambda one: one.name in chosen if one.source == "steps" else inputs.has(one.name)
+
+
+def _sources(template: Any, has_value: Callable[[Reference], bool]) -> list[Reference]:
+    """Return the references that a template takes its values from: of each expression, the first
+    that has a value."""
+    found = (next(filter(has_value, each), None) for _, each in references(template))
+    return [source for source in found if source is not None]
+
+
+def written_fields(
+    input: Mapping[str, Any], has_value: Callable[[Reference], bool]
+) -> frozenset[str]:
+    """Return the fields of a step's input that contain the output of another step."""
+    return frozenset(
+        field
+        for field, template in input.items()
+        if any(source.source == "steps" for source in _sources(template, has_value))
+    )
 
 
 def _needed(chosen: Mapping[str, Step], inputs: _Inputs, output: str) -> list[str]:
@@ -297,9 +310,10 @@ def _quoted(
     prefix: str,
 ) -> StepQuote:
     entry = models.entry(step.model)
+    has_value = _known(chosen, inputs)
 
     def resolve(expression: Sequence[Reference]) -> _Value:
-        source = _source(expression, chosen, inputs)
+        source = next(filter(has_value, expression), None)
         if source is None:
             return None
         if source.source == "inputs":
@@ -313,11 +327,10 @@ def _quoted(
     place = f"steps.{step.name}"
     value = step_input.input(step.input)
     task, prepared = prepare_step(entry, step.task, value, step_input, prefix=place)
-    names = _client_names(step, chosen, inputs, prefix)
-    sent = {
-        name: given for name, given in value.items() if name in names or not isinstance(given, str)
-    }
-    warnings = check_understood(entry, sent, prefix=place, names=names)
+    written = written_fields(step.input, has_value)
+    known = {field: given for field, given in value.items() if field not in written}
+    names = _client_names(step, has_value, prefix)
+    warnings = check_understood(entry, known, prefix=place, names=names)
     price_id, price = models.priced(entry.name)
     try:
         bill = quote(price, prepared.limits)
@@ -342,17 +355,16 @@ def _quoted(
 
 
 def _client_names(
-    step: Step, chosen: Mapping[str, Step], inputs: _Inputs, prefix: str
+    step: Step, has_value: Callable[[Reference], bool], prefix: str
 ) -> dict[str, str]:
-    """Return the fields of a step that no other step writes, with their names for the client."""
-    names = {}
-    for name, template in step.input.items():
-        expressions = [expression for _, expression in references(template)]
-        sources = [_source(expression, chosen, inputs) for expression in expressions]
-        if all(source is None or source.source == "inputs" for source in sources):
-            alone = sources[0] if sources and sole_expression(str(template)) else None
-            names[name] = _param(prefix, alone.name) if alone else f"steps.{step.name}.{name}"
-    return names
+    """Return the fields of a step that are inputs of the workflow, with the inputs' names."""
+    return {
+        field: _param(prefix, sources[0].name)
+        for field, template in step.input.items()
+        if isinstance(template, str)
+        and sole_expression(template) is not None
+        and (sources := _sources(template, has_value))
+    }
 
 
 def _sum(bills: Iterable[Bill]) -> Bill:

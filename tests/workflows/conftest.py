@@ -13,7 +13,7 @@ from tests.databases import Databases
 from tests.stack import Stack
 
 SAYING = ["say-yes", "say-no", "say-2", "broken"]
-MODELS = ["draw", "enlarge", "write", "blend", "film", "speak", "talk", *SAYING]
+MODELS = ["draw", "sketch", "enlarge", "write", "blend", "film", "speak", "talk", *SAYING]
 CATALOG = """\
 version: 1
 models:
@@ -26,6 +26,12 @@ models:
     price:
       - {unit: image, amount: "0.01"}
       - {unit: image, amount: "0.02", when: {size: 128x64}}
+  - name: sketch
+    task: text-to-image
+    engine: echo
+    vocabulary: {words: [red, circle]}
+    examples: [{prompt: "a red circle"}]
+    price: [{unit: image, amount: "0.01"}]
   - name: enlarge
     task: image-upscale
     engine: echo
@@ -139,6 +145,20 @@ models:
           characters: 200
         - {name: draw, model: draw, input: {prompt: "${steps.expand.text}"}}
       output: ${steps.draw.image}
+  - name: write-then-sketch
+    task: text-to-image
+    price: steps
+    workflow:
+      inputs: {prompt: {type: text}, not: {type: text, default: circle}}
+      steps:
+        - name: write
+          model: write
+          input: {messages: [{role: user, content: "${inputs.prompt}"}], max_tokens: 60}
+          characters: 200
+        - name: sketch
+          model: sketch
+          input: {prompt: "${steps.write}", negative_prompt: "${inputs.not}"}
+      output: ${steps.sketch}
   - name: both-then-blend
     task: image-blend
     price: steps

@@ -226,6 +226,20 @@ def test_nothing_is_charged_when_a_later_step_fails(stack: Stack) -> None:
     assert stack.findings() == []
 
 
+def test_words_that_the_model_of_a_step_does_not_know_are_reported(stack: Stack) -> None:
+    caller = stack.caller()
+
+    first = place(caller, "write-then-sketch", prompt="a red cat", **{"not": "teal"}).json()
+    found = ended(caller, first["id"])
+    failed = finished(caller, "write-then-sketch", prompt="a cat")
+
+    fields = [(one["field"], one["unknown"]) for one in found["warnings"]]
+    assert fields == [("input.not", ["teal"]), ("steps.sketch.prompt", ["cat"])]
+    assert first["warnings"] == found["warnings"][:1]
+    assert (failed["status"], failed["cost"]) == ("failed", "0")
+    assert failed["error"]["code"] == "prompt_not_understood"
+
+
 def test_cancelled_run_stops_its_steps_and_is_not_charged(stack: Stack, artist: Artist) -> None:
     caller = stack.caller()
     request_id = placed(caller, "draw-then-enlarge", prompt="!slow")
