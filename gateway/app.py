@@ -32,6 +32,7 @@ from gateway.api.http.guards import check_address, require_key
 from gateway.api.http.headers import READABLE_HEADERS, add_limit_headers, allowed_methods
 from gateway.api.http.large_bodies import Bodies
 from gateway.api.http.request import ApiRequest, Services
+from gateway.api.native import batches as native_batches
 from gateway.api.native.catalog import CatalogController
 from gateway.api.native.views import request_view
 from gateway.api.openai.batches import ENDPOINTS
@@ -177,7 +178,7 @@ def create_app(settings: Settings) -> Litestar:
                 database=database,
                 files=files,
                 requests=requests,
-                endpoints=ENDPOINTS,
+                endpoints={**ENDPOINTS, native_batches.BATCHES.path: native_batches.BATCHES},
                 stored=StoredOutputs(blobs, links, file_bytes_max=settings.file_bytes_max),
                 settings=settings,
             )

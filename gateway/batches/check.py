@@ -14,7 +14,7 @@ from gateway.batches.endpoint import BatchEndpoint
 from gateway.batches.lines import BatchLine, pages, read_line, within_body
 from gateway.batches.names import submission_of
 from gateway.batches.store import Batch
-from gateway.errors import InternalError, InvalidRequest, TollgateError, Unavailable
+from gateway.errors import InternalError, InvalidRequest, TollgateError, Unavailable, rename
 from gateway.requests.service import Requests
 from gateway.settings import Settings
 
@@ -93,6 +93,7 @@ class Check:
         try:
             quoted = self._requests.quotes.check(submission, self._batch.account_id)
         except TollgateError as error:
+            rename(error, self._endpoint.names)
             raise within_body(error) from None
         self._models.add(quoted.entry.name)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from gateway.catalog.schema import CatalogEntry
-from gateway.catalog.tasks import Task
 from gateway.ledger.closed import ClosedRequest
 from gateway.settings import Settings
 from gateway.tasks.submission import Submission
@@ -25,7 +24,6 @@ class BatchEndpoint:
     """One endpoint of the live API, as used by batches."""
 
     path: str
-    tasks: frozenset[Task]
     read: Callable[[Mapping[str, Any], Entries], Submission]
     """Check a body like the live endpoint; return its submission. Raises ``TollgateError``."""
     answer: Callable[[ClosedRequest, Mapping[str, Any]], bytes]
@@ -35,6 +33,8 @@ class BatchEndpoint:
     """Whether the output of a body may not be kept outside the batch's files."""
     brings_files: bool = False
     """Whether bodies can have attachments, and outputs are blobs."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The dialect's names of our parameters, for errors."""
 
     def body_bytes_max(self, settings: Settings) -> int:
         """Maximum size of a line's body in bytes, the same as for the live endpoint."""

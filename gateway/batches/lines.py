@@ -17,7 +17,14 @@ from pydantic import Field, ValidationError
 from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.checks.decoding import decode_json
 from gateway.checks.strict import StrictModel
-from gateway.errors import InvalidRequest, RequestFailed, TollgateError, TooLarge, render_openai
+from gateway.errors import (
+    InvalidRequest,
+    RequestFailed,
+    TollgateError,
+    TooLarge,
+    rename,
+    render_openai,
+)
 from gateway.ledger.closed import ClosedRequest
 from gateway.requests.ticket import raise_unless_succeeded
 from gateway.tasks.mistakes import invalid_field
@@ -151,6 +158,7 @@ def completed_result(
                 request_id=closed.request_id,
             )
     except TollgateError as error:
+        rename(error, endpoint.names)
         return refused_result(batch_id, line, error, closed=closed)
     # Without the batch's metadata, which the live endpoint would not return.
     as_submitted = replace(closed, metadata=body.get("metadata") or {})

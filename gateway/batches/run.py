@@ -42,6 +42,7 @@ from gateway.errors import (
     TollgateError,
     TooManyRequests,
     Unavailable,
+    rename,
 )
 from gateway.failpoints import reach
 from gateway.files.store import File, FileGone, Files, read_input
@@ -243,6 +244,7 @@ class Run:
                 # An earlier submission that was in doubt may have been accepted.
                 earlier = (await self._placed()).get(line.number) if in_doubt else None
                 if earlier is None:
+                    rename(error, self._endpoint.names)
                     return refused_result(batch.id, line, error)
                 in_doubt = False
                 continue

@@ -44,7 +44,8 @@ class Runner:
         self._database = database
         self._files = files
         self._requests = requests
-        self._endpoints = endpoints
+        self.endpoints = endpoints
+        """Endpoints that batches can call, by path."""
         self._stored = stored
         self._settings = settings
         self._aside = Aside(database)
@@ -115,7 +116,7 @@ class Runner:
             run = Run(
                 batch,
                 key,
-                self._endpoints[batch.endpoint],
+                self.endpoints[batch.endpoint],
                 database=self._database,
                 files=self._files,
                 requests=self._requests,

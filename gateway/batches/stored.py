@@ -63,19 +63,27 @@ class Writer:
         """Replace the references in a line by outputs. Raise ``BlobUnavailable``."""
         line = _read(text)
         response = _read(line["response"])
-        body = _read(response["body"])
-        if "data" not in body:
+        body: dict[str, Any] = _read(response["body"])
+        if "data" in body:
+            body["data"] = await self._filled(body["data"])
+        elif (output := _read_member(body, "output")) is not None and "media" in output:
+            body["output"] = {**output, "media": await self._filled(output["media"])}
+        else:
             return text
-        shown = msgspec.json.decode(body["data"], type=list[_Object])
-        places = [msgspec.json.decode(each[PLACE], type=_Place) for each in shown]
-        inline = self._fits(places)
-        filled = [
-            {**await self._given(found, inline=inline), **each}
+        return _encode({**line, "response": {**response, "body": body}})
+
+    async def _filled(self, outputs: msgspec.Raw) -> list[dict[str, Any]]:
+        """Return outputs with bytes or URLs in place of references; failed ones have none."""
+        shown = msgspec.json.decode(outputs, type=list[_Object])
+        places = [
+            msgspec.json.decode(each.pop(PLACE), type=_Place) if PLACE in each else None
+            for each in shown
+        ]
+        inline = self._fits([found for found in places if found is not None])
+        return [
+            {**({} if found is None else await self._given(found, inline=inline)), **each}
             for found, each in zip(places, shown, strict=True)
         ]
-        for each in filled:
-            del each[PLACE]
-        return _encode({**line, "response": {**response, "body": {**body, "data": filled}}})
 
     def _fits(self, places: Sequence[_Place]) -> bool:
         """Return whether a line's outputs still fit into the file, and reserve their space."""
@@ -96,6 +104,12 @@ class Writer:
         if text is not None and found.form == "b64_json":
             return given
         return {"url": self._urls.link(found.blob).url, **given}
+
+
+def _read_member(body: dict[str, Any], name: str) -> _Object | None:
+    """Return a member of an object that is an object itself."""
+    text = bytes(body.get(name, b""))
+    return _read(text) if text.startswith(b"{") else None
 
 
 def _read(text: bytes | msgspec.Raw) -> _Object:

@@ -6,15 +6,26 @@ range. Every combination of ends is compared, for every attribute that a price o
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import product
 from typing import Final
 
 from gateway.catalog.market.contract import Contract, contract_of
 from gateway.catalog.market.contract_checks import Finding
 from gateway.catalog.schema import CatalogEntry
-from gateway.pricing import Price, Unbookable, Unit, UnpricedUsage, charge, format_usd, measure_of
+from gateway.pricing import (
+    Price,
+    Unbookable,
+    Unit,
+    UnpricedUsage,
+    charge,
+    discounted,
+    format_usd,
+    measure_of,
+)
 from workers.contract.jobs import Usage
 
 UNBOUNDED: Final = 1_000_000
@@ -74,10 +85,14 @@ def buying_price(entry: CatalogEntry) -> tuple[Price, bool] | None:
     return contract.presumed_cost.price, True
 
 
-def largest_loss(entry: CatalogEntry, cost: Price) -> Loss | None:
-    """Return the request on which the operator loses most at a cost, or None if none loses."""
+def largest_loss(entry: CatalogEntry, cost: Price, price: Price | None = None) -> Loss | None:
+    """Return the request on which the operator loses most at a cost, or None if none loses.
+
+    ``price`` is by default that of the entry outside of batches.
+    """
+    price = price or entry.selling_price
     contract = contract_of(entry)
-    units = [unit for unit in _WORDS if unit in cost.rates or unit in entry.selling_price.rates]
+    units = [unit for unit in _WORDS if unit in cost.rates or unit in price.rates]
     ranges = [_range(entry, contract, unit) for unit in units]
     ends = [(one.least, UNBOUNDED if one.most is None else one.most) for one in ranges]
     worst: Loss | None = None
@@ -87,7 +102,7 @@ def largest_loss(entry: CatalogEntry, cost: Price) -> Loss | None:
             usage = usage_of(quantities, attributes)
             try:
                 found = charge(cost, usage).total_nanos
-                paid = charge(entry.selling_price, usage).total_nanos
+                paid = charge(price, usage).total_nanos
             except (Unbookable, UnpricedUsage):
                 continue
             if found > paid and (
@@ -107,7 +122,13 @@ def cost_findings(entry: CatalogEntry) -> Iterator[Finding]:
     if found is None:
         return
     cost, is_presumed = found
-    loss = largest_loss(entry, cost)
+    loss, prefix = largest_loss(entry, cost), ""
+    place = ("price",) if is_presumed else ("cost",)
+    if loss is None and entry.discount is not None:
+        with contextlib.suppress(Unbookable):
+            in_batch = discounted(entry.selling_price, Fraction(entry.discount))
+            loss, prefix = largest_loss(entry, cost, in_batch), "in a batch, "
+            place = ("batch_discount",)
     if loss is None:
         return
     units = [unit for unit in loss.quantities if unit in cost.rates]
@@ -117,16 +138,18 @@ def cost_findings(entry: CatalogEntry) -> Iterator[Finding]:
     is_one = sum(loss.quantities[unit] for unit in units) <= 1
     verb = ("presumably " if is_presumed else "") + ("costs" if is_one else "cost")
     parts = [
-        f"{request} {verb} ${format_usd(loss.cost_nanos)} upstream, and sell"
+        f"{prefix}{request} {verb} ${format_usd(loss.cost_nanos)} upstream, and sell"
         f"{'s' if is_one else ''} for ${format_usd(loss.price_nanos)}"
     ]
     if loss.is_unbounded:
         parts.append(f"nothing bounds them; set limits.{_LIMITS[units[0]]}")
-    if (covered := _covered(entry, cost)) is not None:
+    if prefix:
+        parts.append("lower batch_discount, or do not sell it in batches (`batch: false`)")
+    elif (covered := _covered(entry, cost)) is not None:
         parts.append(f"the price covers {covered}")
     if is_presumed:
         parts.append("set `cost` to what you pay")
-    yield (("price",) if is_presumed else ("cost",)), "; ".join(parts), "warning"
+    yield place, "; ".join(parts), "warning"
 
 
 def _covered(entry: CatalogEntry, cost: Price) -> str | None:

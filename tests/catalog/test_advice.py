@@ -162,6 +162,19 @@ def test_request_that_can_cost_more_than_it_sells_for_is_a_warning(
     assert all(part in found[0][2] for part in words), found
 
 
+def test_batch_price_below_cost_is_a_warning(tmp_path: Path) -> None:
+    sold = entry(
+        "minimax-tts-speech-2.6-turbo", batch=True, cost=[{"unit": "request", "amount": "0.05"}]
+    )
+
+    ((level, place, message),) = problems(tmp_path, sold)
+
+    assert (level, place) == ("warning", "batch_discount")
+    assert message.startswith("in a batch, a request costs $0.05 upstream, and sells for $0.03; ")
+    assert "lower batch_discount" in message
+    assert problems(tmp_path, {**sold, "batch_discount": "0.1"}) == []
+
+
 def test_cost_by_quality_is_compared_at_the_dearest(tmp_path: Path) -> None:
     by_quality = {"unit": "image", "amount": "0.09", "when": {"quality": "high"}}
     cost = [{"unit": "image", "amount": "0.01"}, by_quality]

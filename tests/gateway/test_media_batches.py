@@ -10,12 +10,13 @@ from typing import Any
 import httpx
 import openai
 
-from tests.artist import Artist, mp4, png
+from tests.artist import Artist, mp4, png, wav
 from tests.gateway.test_batches import client, ended, jsonl, line, results
 from tests.gateway.test_media import DATA_URI, PICTURE, stored
 from tests.stack import Caller, Stack, wait_for
 
 GENERATIONS, EDITS, VIDEOS = "/v1/images/generations", "/v1/images/edits", "/v1/videos"
+SPEECH, REQUESTS = "/v1/audio/speech", "/v1/requests"
 
 
 def draw(custom_id: str, prompt: str = "x", **more: Any) -> dict[str, Any]:
@@ -285,3 +286,72 @@ def test_line_can_have_as_large_images_as_a_live_request(
 
     found = results(api, batch.output_file_id)
     assert artist.attached[body_of(found["a"])["id"]] == [picture] * 4
+
+
+def test_speech_in_a_batch_is_the_live_one_at_half_the_price(media_stack: Stack) -> None:
+    caller = media_stack.caller()
+    api = client(media_stack, caller)
+    body = {"model": "mimic", "input": "Good morning.", "voice": "ann", "response_format": "wav"}
+    live = caller.http.post(SPEECH, json=body)
+
+    made = submit(api, SPEECH, line("hello", body, url=SPEECH))
+
+    batch = ended(api, made.id)
+    assert batch.status == "completed", batch.errors
+    found = body_of(results(api, batch.output_file_id)["hello"])
+    (audio,) = found["data"]
+    assert base64.b64decode(audio["b64_json"]) == httpx.get(audio["url"]).content == live.content
+    assert (audio["content_type"], audio["seconds"]) == ("audio/wav", Decimal("1.0"))
+    assert found["usage"]["cost"] == Decimal(live.headers["x-request-cost"]) / 2
+    assert balance(caller) == 1 - Decimal(live.headers["x-request-cost"]) * 3 / 2
+
+
+def test_mistake_in_a_line_of_speech_is_named_as_the_endpoint_names_it(media_stack: Stack) -> None:
+    caller = media_stack.caller()
+    api = client(media_stack, caller)
+    body = {"model": "mimic", "input": "x" * 101, "voice": "ann"}
+
+    made = submit(
+        api,
+        SPEECH,
+        line("long", body, url=SPEECH),
+        line("sse", {**body, "input": "x", "stream_format": "sse"}, url=SPEECH),
+    )
+
+    batch = ended(api, made.id)
+    assert batch.status == "failed"
+    assert [(one.line, one.param) for one in batch.errors.data] == [
+        (1, "body.input"),
+        (2, "body.stream_format"),
+    ]
+
+
+def test_music_and_failures_of_the_native_endpoint_in_a_batch(media_stack: Stack) -> None:
+    caller = media_stack.caller()
+    api = client(media_stack, caller)
+
+    def native(custom_id: str, model: str, **value: Any) -> dict[str, Any]:
+        return line(custom_id, {"model": model, "input": value}, url=REQUESTS)
+
+    made = submit(
+        api,
+        REQUESTS,
+        native("waltz", "tune", prompt="a waltz", seconds=3),
+        native("half", "pocket", prompt="!second", n=2),
+        native("none", "tune", prompt="!fail"),
+    )
+
+    batch = ended(api, made.id)
+    assert (batch.status, batch.request_counts.failed) == ("completed", 1), batch.errors
+    found = results(api, batch.output_file_id)
+    waltz = body_of(found["waltz"])
+    (audio,) = waltz["output"]["media"]
+    assert base64.b64decode(audio["b64_json"]) == httpx.get(audio["url"]).content == wav(3000)
+    assert (waltz["object"], waltz["status"], waltz["cost"]) == ("request", "succeeded", "0.15")
+    drawn, missing = body_of(found["half"])["output"]["media"]
+    assert {"url", "b64_json"} <= drawn.keys()
+    assert missing["error"] == "The brush broke."
+    assert not {"url", "b64_json", "stored"} & missing.keys()
+    (failed,) = results(api, batch.error_file_id).values()
+    assert failed["error"]["code"] == "engine_error"
+    assert balance(caller) == 1 - Decimal("0.15") - Decimal("0.005")

@@ -75,22 +75,29 @@ def media_views(closed: ClosedRequest, links: UrlSigner) -> list[MediumView]:
     views = []
     for medium in media_of(closed):
         blob = blob_of(closed, medium)
-        shown = {
-            **msgspec.to_builtins(medium),
-            "kind": medium.kind,
-            "index": medium.index,
-            "role": medium.role,
-        }
-        shown.pop("blob", None)
-        view = cast("MediumView", shown)
+        view = medium_view(medium, blob)
         if blob is not None:
-            view["content_type"] = blob.content_type
-            view["bytes"] = blob.bytes
-            view["sha256"] = blob.sha256
             link = link_view(blob, links)
             view["url"], view["url_expires_at"] = link["url"], link["url_expires_at"]
         views.append(view)
     return views
+
+
+def medium_view(medium: Medium, blob: BlobRef | None) -> MediumView:
+    """Return an output in the native shape, without a URL."""
+    shown = {
+        **msgspec.to_builtins(medium),
+        "kind": medium.kind,
+        "index": medium.index,
+        "role": medium.role,
+    }
+    shown.pop("blob", None)
+    view = cast("MediumView", shown)
+    if blob is not None:
+        view["content_type"] = blob.content_type
+        view["bytes"] = blob.bytes
+        view["sha256"] = blob.sha256
+    return view
 
 
 def link_view(blob: BlobRef, links: UrlSigner) -> LinkView:

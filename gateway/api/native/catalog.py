@@ -16,7 +16,6 @@ from gateway.api.http.fields import refuse_unknown_parameters
 from gateway.api.http.guards import VISITOR, refuse_visitor
 from gateway.api.http.headers import ALIAS_HEADER
 from gateway.api.http.request import ApiRequest
-from gateway.api.openai.batches import ENDPOINTS
 from gateway.catalog.derived import once_per_entry
 from gateway.catalog.listing import batch_view, entry_view, model_view, providers_view
 from gateway.catalog.picking.filters import (
@@ -282,10 +281,7 @@ def _full_view(request: ApiRequest, view: EntryView, entry: CatalogEntry) -> Off
 
 @once_per_entry
 def _in_batches(entry: CatalogEntry) -> BatchableView:
-    """Return the batch price, if an endpoint of batches serves one of the entry's tasks."""
-    does = {entry.task, *entry.also}
-    asked_for = any(endpoint.tasks & does for endpoint in ENDPOINTS.values())
-    return {"batch": batch_view(entry) if asked_for else None}
+    return {"batch": batch_view(entry)}
 
 
 def _price_origin(request: ApiRequest, entry: CatalogEntry) -> WhosePriceView:

@@ -175,7 +175,8 @@ class QuoteView(OrderedAs):
     warnings: NotRequired[list[PromptWarning]]
 
 
-def request_view(found: OpenRequest | ClosedRequest, links: UrlSigner) -> RequestView:
+def request_view(found: OpenRequest | ClosedRequest, links: UrlSigner | None) -> RequestView:
+    """Return a request; without ``links``, its media are left as the worker described them."""
     view: RequestView = {
         "id": found.request_id,
         "object": "request",
@@ -202,7 +203,7 @@ def request_view(found: OpenRequest | ClosedRequest, links: UrlSigner) -> Reques
         view["output"] = {"omitted": True, "bytes": found.output.stored.bytes}
     elif found.output is not None:
         output = {**found.output.value}
-        if "media" in found.output.value:
+        if "media" in found.output.value and links is not None:
             output["media"] = media_views(found, links)
         view["output"] = output
     if found.error is not None:

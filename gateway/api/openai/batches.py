@@ -15,7 +15,7 @@ from gateway.api.http.bodies import check_limit, is_retry
 from gateway.api.http.fields import Metadata
 from gateway.api.http.guards import may_store
 from gateway.api.http.request import ApiRequest
-from gateway.api.openai import chat, completions, embeddings, images, responses, videos
+from gateway.api.openai import chat, completions, embeddings, images, responses, speech, videos
 from gateway.api.openai.files import KeptSeconds, OpenAIListView, list_view
 from gateway.api.openai.responses_views import ResponseUsageView, responses_usage
 from gateway.batches import store
@@ -32,10 +32,11 @@ ENDPOINTS: Final[Mapping[str, BatchEndpoint]] = {
         embeddings.BATCHES,
         responses.BATCHES,
         *images.BATCHES,
+        speech.BATCHES,
         videos.BATCHES,
     )
 }
-"""Endpoints that batches can call, by path."""
+"""Endpoints of OpenAI's API that batches can call, by path."""
 
 PAGE_MAX: Final = 100
 
@@ -122,8 +123,9 @@ class BatchesController(Controller):
         summary="Run a file of requests within a day, at the batch price",
     )
     async def create(self, request: ApiRequest, data: JSONBody[BatchBody]) -> Response[BatchView]:
-        if data.endpoint not in ENDPOINTS:
-            accepted = ", ".join(sorted(ENDPOINTS))
+        endpoints = request.services.batches.endpoints
+        if data.endpoint not in endpoints:
+            accepted = ", ".join(sorted(endpoints))
             raise InvalidRequest(
                 "invalid_value",
                 f"endpoint is {data.endpoint!r}; accepted: {accepted}.",

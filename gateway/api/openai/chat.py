@@ -227,7 +227,6 @@ def completion_view(closed: ClosedRequest) -> ChatCompletionView:
 
 BATCHES: Final = BatchEndpoint(
     "/v1/chat/completions",
-    frozenset({TASK}),
     read=batch_submission,
     answer=lambda closed, _: encode_json(completion_view(closed)),
 )

@@ -139,7 +139,6 @@ def batch_submission(body: Mapping[str, Any], _: Entries) -> Submission:
 
 BATCHES: Final = BatchEndpoint(
     "/v1/completions",
-    frozenset({TASK}),
     read=batch_submission,
     answer=lambda closed, _: encode_json(completion_view(closed)),
 )

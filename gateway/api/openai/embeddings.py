@@ -95,7 +95,6 @@ def batch_submission(body: Mapping[str, Any], _: Entries) -> Submission:
 
 BATCHES: Final = BatchEndpoint(
     "/v1/embeddings",
-    frozenset({TASK}),
     read=batch_submission,
     answer=lambda closed, body: encode_json(
         embedding_view(closed, body.get("encoding_format") or "float")

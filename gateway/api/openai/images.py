@@ -37,7 +37,7 @@ from gateway.api.openai.images_views import (
 )
 from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.batches.stored import place
-from gateway.catalog.tasks import TASKS, Task
+from gateway.catalog.tasks import Task
 from gateway.errors import InvalidRequest, TollgateError, render_openai
 from gateway.ledger.closed import ClosedRequest
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
@@ -140,11 +140,6 @@ def _in_batches(path: str, *, prefer: Sequence[Task], edits: bool = False) -> Ba
 
     return BatchEndpoint(
         f"{ImagesController.path}{path}",
-        frozenset(
-            task
-            for task, kind in TASKS.items()
-            if kind.makes == "image" and ("image" in kind.reads or not edits)
-        ),
         read=read,
         answer=_batch_answer,
         brings_files=True,

@@ -159,7 +159,6 @@ def batch_submission(body: Mapping[str, Any], _: Entries) -> Submission:
 
 BATCHES: Final = BatchEndpoint(
     "/v1/responses",
-    frozenset({TASK}),
     read=batch_submission,
     answer=lambda closed, body: encode_json(response_view(closed, read_body(ResponseBody, body))),
     forgets=lambda body: body.get("store") is False,

@@ -7,22 +7,33 @@ without its last chunk, or with an error event, so that no client mistakes a par
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
 
 from litestar import Controller, post
 from litestar.response import Stream
 
 from gateway.api.http.answering import to_submission
-from gateway.api.http.answers import KEEP_ALIVE, event_data, event_stream, exact_number
+from gateway.api.http.answers import (
+    KEEP_ALIVE,
+    encode_json,
+    event_data,
+    event_stream,
+    exact_number,
+)
 from gateway.api.http.audio_response import StartedAudio, start_audio, stream_audio
+from gateway.api.http.bodies import read_body, refuse_in_batch
 from gateway.api.http.content_types import AUDIO, EVENTS
 from gateway.api.http.forms import documented_body, receive
+from gateway.api.http.media_views import blob_of, media_of
 from gateway.api.http.request import ApiRequest
 from gateway.api.openai.speech_bodies import NAMES, SpeechBody
+from gateway.batches.endpoint import BatchEndpoint, Entries
+from gateway.batches.stored import place
 from gateway.errors import TollgateError, rename, render_openai
 from gateway.ledger.closed import ClosedRequest
 from gateway.tasks.audio import choose_audio_task
+from gateway.tasks.submission import Submission
 
 
 class SpeechController(Controller):
@@ -101,3 +112,43 @@ def speech_usage(closed: ClosedRequest) -> dict[str, Any]:
         "seconds": closed.usage.audio_ms / 1000,
         "cost": exact_number(closed.cost_nanos),
     }
+
+
+def batch_submission(body: Mapping[str, Any], entries: Entries) -> Submission:
+    """Check one body of a batch."""
+    data = read_body(SpeechBody, body)
+    refuse_in_batch(data, "stream_format")
+    value = data.speech()
+    task = choose_audio_task(entries(data.model), value)
+    return Submission(model=data.model, task=task, input=value)
+
+
+def _batch_answer(closed: ClosedRequest, _: Mapping[str, Any]) -> bytes:
+    """Return what the live endpoint sends as bytes, with a placeholder for the audio."""
+    data = [
+        {
+            **place(blob, None),
+            "content_type": blob.content_type,
+            "seconds": medium.duration_ms / 1000,
+        }
+        for medium in media_of(closed)
+        if medium.kind == "audio" and (blob := blob_of(closed, medium)) is not None
+    ]
+    return encode_json(
+        {
+            "object": "audio.speech",
+            "created": int(closed.accepted_at.timestamp()),
+            "model": closed.model,
+            "data": data,
+            "usage": speech_usage(closed),
+        }
+    )
+
+
+BATCHES: Final = BatchEndpoint(
+    f"{SpeechController.path}/speech",
+    read=batch_submission,
+    answer=_batch_answer,
+    brings_files=True,
+    names=NAMES,
+)

@@ -318,7 +318,6 @@ def batch_submission(body: Mapping[str, Any], entries: Entries) -> Submission:
 
 BATCHES: Final = BatchEndpoint(
     VideosController.path,
-    frozenset(TASKS_OF_VIDEO),
     read=batch_submission,
     answer=lambda closed, body: encode_json(video_view(closed, body)),
     brings_files=True,
