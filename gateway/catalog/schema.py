@@ -367,7 +367,7 @@ class Catalog(CatalogModel):
 
     version: Literal[1] = 1
     gpu_hours: dict[Tag, Amount] = {}
-    """Price of an hour of a device, by a part of its name, such as ``H200`` or ``cpu``."""
+    """Price of an hour of a device, by words of its name, such as ``H200`` or ``cpu``."""
     models: Annotated[tuple[CatalogEntry, ...], Field(min_length=1)]
 
     @model_validator(mode="after")

@@ -6,6 +6,7 @@ rates of that moment. Stored on the receipt for operators; customers never see i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -43,19 +44,18 @@ class ExpenseRates:
 
     upstreams: Mapping[str, Price] = field(default_factory=dict)
     hours: Mapping[str, int] = field(default_factory=dict)
-    """Nano-dollars an hour, by a part of the device's name, such as ``H200``."""
+    """Nano-dollars an hour, by words of the device's name, such as ``H200``."""
     hour_nanos: int | None = None
     """Price of an hour of any other device."""
 
     def hour_of(self, device: str) -> int | None:
-        """Return the price of an hour of a device; the longest name that is part of its own wins.
+        """Return the price of an hour of a device; the longest name among its words wins.
 
         None if it is not known.
         """
         if not self.hours:
             return self.hour_nanos
-        known = device.lower()
-        fitting = [name for name in self.hours if name.lower() in known]
+        fitting = [name for name in self.hours if _has_words(device, name)]
         return self.hours[max(fitting, key=len)] if fitting else self.hour_nanos
 
 
@@ -112,3 +112,8 @@ def cost_of_steps(
         total += cost or 0
     record = msgspec.structs.replace(record, device_nanos=device, upstream_nanos=upstream)
     return record, total if is_known else None
+
+
+def _has_words(device: str, name: str) -> bool:
+    """Whether a name is a part of a device's name, of whole words: ``L4`` is none of an L40S."""
+    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", device, re.IGNORECASE) is not None

@@ -32,6 +32,12 @@ OWN: Final = ("memory", "bandwidth", "tflops")
 """Figures that describe a GPU."""
 
 
+def check_precision(name: str) -> None:
+    """Raise ``ValueError`` unless a precision is known."""
+    if name not in PRECISIONS:
+        raise ValueError(f"unknown precision {name!r}; known are {', '.join(PRECISIONS)}")
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """One processor: bytes of memory, bytes per second, operations per second by precision."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from gateway.plan.hardware import PRECISIONS, Device
+from gateway.plan.hardware import PRECISIONS, Device, check_precision
 from gateway.plan.shapes import Shape
 from gateway.pricing import Price
 
@@ -43,11 +43,8 @@ class Load:
     """Tokens of its answer; none for an embedding."""
 
     def __post_init__(self) -> None:
-        for name in ("precision", "kv_precision"):
-            if getattr(self, name) not in PRECISIONS:
-                raise ValueError(
-                    f"unknown precision {getattr(self, name)!r}; known are {', '.join(PRECISIONS)}"
-                )
+        check_precision(self.precision)
+        check_precision(self.kv_precision)
         for name in ("context", "batch", "input_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")

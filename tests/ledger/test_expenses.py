@@ -23,7 +23,7 @@ from workers.contract.jobs import Usage
 HOUR = 3_600_000_000
 RATES = ExpenseRates(
     {"film": Price((Component("video_second", 280_000_000),))},
-    {"H100": 2 * HOUR, "H100 NVL": 3 * HOUR, "cpu": HOUR // 10},
+    {"H100": 2 * HOUR, "H100 NVL": 3 * HOUR, "A10": 4 * HOUR, "cpu": HOUR // 10},
     HOUR,
 )
 
@@ -39,6 +39,8 @@ def cost(model: str, usage: Usage, **run: Any) -> int | None:
         ("NVIDIA H100 NVL", 3_000_000),
         ("cpu", 100_000),
         ("NVIDIA L4", 1_000_000),
+        ("NVIDIA A10", 4_000_000),
+        ("NVIDIA A100-SXM4-80GB", 1_000_000),
         ("", 1_000_000),
     ],
 )

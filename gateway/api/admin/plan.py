@@ -15,7 +15,8 @@ from gateway.errors import InvalidRequest
 from gateway.operations.refusals import refusals
 from gateway.plan.hardware import Device, find_gpu, gpus, own_gpu
 from gateway.plan.measured import read_measured
-from gateway.plan.planning import PlanQuestion, make_plan
+from gateway.plan.planning import make_plan
+from gateway.plan.question import PlanQuestion
 from gateway.plan.roofline import EFFICIENCY
 from gateway.plan.subjects import find_subject
 from gateway.plan.views import PlanView

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -23,7 +23,8 @@ from gateway.commands.terminal import (
 from gateway.ledger.expenses import ExpenseRates
 from gateway.plan.hardware import GIGA, PRECISIONS, TERA, Device, find_gpu, gpus, own_gpu
 from gateway.plan.measured import Measured, read_measured
-from gateway.plan.planning import DAY_S, PlanQuestion, make_plan
+from gateway.plan.planning import make_plan
+from gateway.plan.question import PlanQuestion
 from gateway.plan.roofline import EFFICIENCY
 from gateway.plan.subjects import find_subject
 from gateway.plan.this_machine import devices_here
@@ -49,6 +50,7 @@ class Count(click.ParamType[int]):
         return int(number)
 
 
+DAY_S: Final = 86_400
 _positive = click.FloatRange(0, min_open=True)
 
 
