@@ -266,6 +266,9 @@ class Settings(BaseSettings):
     console_insecure: bool = False
     """Whether the console can be entered without TLS at an address that is not loopback; for tests
     in a trusted network."""
+    console_spend_limit_usd: str = "5"
+    """Spend limit of the key with which people order in the console, one for each account; its
+    owner can change it."""
     console_idle_minutes: float = Field(default=30.0, ge=1)
     """Time without a request after which a session of an operator, finance or an auditor ends;
     those of members of accounts end after 12 hours."""
@@ -346,7 +349,13 @@ class Settings(BaseSettings):
             raise ValueError(f"{name}={value!r}; use a number of {unit} {range}{other}")
         return number
 
-    @field_validator("gpu_hour_usd", "topup_min_usd", "topup_max_usd", "notice_credit_low_usd")
+    @field_validator(
+        "gpu_hour_usd",
+        "topup_min_usd",
+        "topup_max_usd",
+        "notice_credit_low_usd",
+        "console_spend_limit_usd",
+    )
     @classmethod
     def _is_amount(cls, value: str | None) -> str | None:
         if value is not None:

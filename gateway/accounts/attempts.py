@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from typing import Final
 
 from redis.asyncio import Redis
@@ -32,6 +33,8 @@ class Attempts:
         self._redis = redis
         self._namespace = namespace
         self._here: dict[str, tuple[int, float]] = {}
+        self._minute = 0
+        self._recorded: Counter[int] = Counter()
 
     async def begin(self, network: str) -> None:
         """Count an attempt from a network. Raise ``TooManyRequests`` if there were too many."""
@@ -51,6 +54,15 @@ class Attempts:
 
     async def failed(self) -> None:
         await self._count("failures", 1)
+
+    def may_record(self, session_id: int, most: int) -> bool:
+        """Count a refusal within a session. False if there were more in this minute."""
+        minute = int(time.monotonic() // 60)
+        if minute != self._minute:
+            self._minute = minute
+            self._recorded.clear()
+        self._recorded[session_id] += 1
+        return self._recorded[session_id] <= most
 
     async def _count(self, name: str, number: int) -> tuple[int, int]:
         """Add to a count; return it, and the seconds until it begins anew."""

@@ -34,11 +34,14 @@ from gateway.accounts.roles import MemberRole, Role
 from gateway.checks.decoding import ID_MAX, read_id
 from gateway.checks.entered import NAME_MAX, check_moment, check_text
 from gateway.errors import Forbidden, Unauthorized
+from gateway.sql.database import upsert
 from gateway.tables.core import accounts, keys, rate_limits
 from gateway.tables.users import members, users
 
 SCOPES: Final = ("inference", "read", "admin")
 PREFIX_LENGTH: Final = 10
+CONSOLE_KEY: Final = "console"
+"""Name, and prefix, of the key with which the console orders for an account."""
 KeyStatus: TypeAlias = Literal["active", "expired", "revoked"]
 KEY_STATUSES: Final[tuple[KeyStatus, ...]] = get_args(KeyStatus)
 
@@ -204,6 +207,35 @@ def authenticate(connection: Connection, secret: str, pepper: bytes) -> KeyInfo:
     return key
 
 
+def find_console_key(connection: Connection, account_id: int, pepper: bytes) -> KeyInfo | None:
+    """Return the key with which the console orders for an account, with its limits."""
+    found = connection.execute(_LIMITED, {"secret_hash": _console_hash(account_id, pepper)})
+    rows = found.mappings().all()
+    return replace(_info(rows[0]), limits=_limits(rows)) if rows else None
+
+
+def create_console_key(
+    connection: Connection, account_id: int, *, spend_limit_nanos: int, pepper: bytes
+) -> KeyInfo:
+    """Create the key with which the console orders for an account, unless it exists.
+
+    Nobody has its secret: its hash is not that of any secret.
+    """
+    made = upsert(connection, keys).values(
+        account_id=account_id,
+        name=CONSOLE_KEY,
+        prefix=CONSOLE_KEY,
+        secret_hash=_console_hash(account_id, pepper),
+        scopes=["inference", "read"],
+        created_at=datetime.now(UTC),
+        spend_limit_nanos=spend_limit_nanos,
+    )
+    connection.execute(made.on_conflict_do_nothing(index_elements=[keys.c.secret_hash]))
+    found = find_console_key(connection, account_id, pepper)
+    assert found is not None
+    return found
+
+
 def find_secret(connection: Connection, secret: str, pepper: bytes) -> KeyInfo | None:
     """Return the key of a secret, whether or not it is active; None if it is unknown."""
     own = keys.c.secret_hash == hash_secret(secret, pepper)
@@ -307,6 +339,11 @@ def revoke_keys_of(connection: Connection, user_id: int, account_id: int | None 
 def hash_secret(secret: str, pepper: bytes) -> bytes:
     """Return the HMAC-SHA-256 of a secret: with 240 random bits, no slow hash is needed."""
     return hmac.digest(pepper, secret.encode(), hashlib.sha256)
+
+
+def _console_hash(account_id: int, pepper: bytes) -> bytes:
+    """Return a value in place of a secret's hash, which no secret has: it is hashed once more."""
+    return hashlib.sha256(hash_secret(f"console {account_id}", pepper)).digest()
 
 
 _KEYS: Final = select(keys, accounts.c.name.label("account")).join(

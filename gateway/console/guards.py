@@ -32,6 +32,8 @@ from gateway.operations.entrance.sessions import refuse, refuse_revoked, resume,
 PROVED: Final = timedelta(minutes=10)
 """Time for which a proof of who the visitor is admits what moves much."""
 
+REFUSALS_PER_MINUTE: Final = 30
+"""Refusals of one session that are recorded, so that it cannot fill the audit log."""
 PENDING_MAX: Final = 16_000
 """Characters of a form that is kept until the visitor has proved who it is."""
 
@@ -194,6 +196,9 @@ def no_page() -> NotFound:
 
 
 async def _record_refusal(request: ApiRequest, visitor: Visitor, why: str) -> None:
+    """Record a refusal, unless the session had too many within this minute."""
+    if not request.services.attempts.may_record(visitor.session.id, REFUSALS_PER_MINUTE):
+        return
     where = f"{request.method} {request.scope['path']}: {why}"[:500]
     origin = origin_of(request)
     await request.services.database.write(

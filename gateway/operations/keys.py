@@ -17,7 +17,9 @@ from gateway.accounts.keys import (
     KeyInfo,
     KeyStatus,
     KeyValues,
+    create_console_key,
     create_key,
+    find_console_key,
     find_key,
     key_by_id,
     list_keys,
@@ -31,7 +33,7 @@ from gateway.accounts.roles import MemberRole, Role
 from gateway.accounts.users import find_user
 from gateway.audit_log import Author, record
 from gateway.checks.moments import timestamp
-from gateway.errors import NotFound
+from gateway.errors import Forbidden, NotFound
 from gateway.operations.accounts import find_owner, owner_id
 from gateway.operations.bodies import Body, Id, Label, Limit, Moment, Name, UsdAmount
 from gateway.operations.limits import check_model
@@ -191,6 +193,32 @@ def create(
     view = show(connection, made.id)
     record(connection, author, "key.create", subject(made), account_id=made.account_id, after=view)
     return {**view, "secret": secret}
+
+
+def console_key(
+    connection: Connection,
+    author: Author,
+    account_id: int,
+    *,
+    spend_limit_nanos: int,
+    pepper: bytes,
+) -> KeyInfo:
+    """Return the key with which the console orders for an account; create it if necessary.
+
+    Raise ``Forbidden`` if it was revoked.
+    """
+    found = find_console_key(connection, account_id, pepper)
+    if found is None:
+        found = create_console_key(
+            connection, account_id, spend_limit_nanos=spend_limit_nanos, pepper=pepper
+        )
+        view = show(connection, found.id)
+        record(connection, author, "key.create", subject(found), account_id=account_id, after=view)
+    if status_of(found, datetime.now(UTC)) != "active":
+        raise Forbidden(
+            "key_revoked", f"The key {found.id} of the console has been revoked or has expired."
+        )
+    return found
 
 
 def list_page(

@@ -38,7 +38,7 @@ class Browser:
         self.cookies: dict[str, str] = {}
 
     def get(self, path: str, **headers: str) -> httpx.Response:
-        return self._send("GET", path, headers)
+        return self.send("GET", path, headers)
 
     def post(
         self, path: str, form: Mapping[str, str] | None = None, *, token: str | None = None,
@@ -46,7 +46,7 @@ class Browser:
     ) -> httpx.Response:  # fmt: skip
         """Send a form with the token of the visitor, unless another one is given."""
         sent = {"csrf": self.token() if token is None else token, **(form or {})}
-        return self._send("POST", path, headers, sent)
+        return self.send("POST", path, headers, sent)
 
     def token(self) -> str:
         """Read the token of forms from a page, as a browser has it."""
@@ -64,7 +64,7 @@ class Browser:
     def inside(self) -> bool:
         return self.get("/console/sessions").status_code == 200
 
-    def _send(
+    def send(
         self, method: str, path: str, headers: Mapping[str, str],
         form: Mapping[str, str] | None = None,
     ) -> httpx.Response:  # fmt: skip

@@ -12,7 +12,7 @@ from sqlalchemy import event, select
 from gateway.accounts.accounts import create_account
 from gateway.accounts.budgets import create_budget, list_budgets
 from gateway.accounts.key_uses import INTERVAL_S, KeyUses, last_uses, store_uses
-from gateway.accounts.keys import authenticate, create_key, revoke_key
+from gateway.accounts.keys import KeyInfo, authenticate, create_key, revoke_key
 from gateway.accounts.limits import Limit, list_limits, set_limit
 from gateway.audit_log import Author
 from gateway.errors import Forbidden, InvalidRequest, NotFound, Unauthorized
@@ -361,3 +361,23 @@ def test_pages_of_budgets_are_complete_and_filtered(database: Database, books: B
     assert page(model="m")[0] == first
     with pytest.raises(InvalidRequest, match="is not the number of a budget"):
         page("x")
+
+
+def test_key_of_the_console_is_made_once_and_has_no_secret(books: Books) -> None:
+    def find() -> KeyInfo:
+        with books.database.transaction() as connection:
+            return keys.console_key(
+                connection, OPERATOR, books.account.id, spend_limit_nanos=5, pepper=PEPPER
+            )
+
+    made, again = find(), find()
+
+    assert (made.id, made.name, made.spend_limit_nanos) == (again.id, "console", 5)
+    assert made.scopes == {"inference", "read"}
+    with books.database.transaction() as connection:
+        for guess in (f"console {books.account.id}", "console", ""):
+            with pytest.raises(Unauthorized, match="Unknown"):
+                authenticate(connection, guess, PEPPER)
+        revoke_key(connection, str(made.id))
+    with pytest.raises(Forbidden, match="has been revoked"):
+        find()
