@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,8 +11,10 @@ from typing import Any
 from sqlalchemy import Connection, func, literal_column, select
 
 from gateway.archive.marks import REMOVED, Archive, list_archives
+from gateway.checks.moments import MICROSECOND
 from gateway.tables.archives import archived_charges
 from gateway.tables.core import receipts, refunds, transfers
+from gateway.tables.settlement_time import settled_within
 
 REQUESTS_MAX = 1000
 """Maximum number of requests listed for one charge; a batch of charges has at most 128."""
@@ -54,7 +57,7 @@ def entries(
     kind: str | None = None,
 ) -> list[LedgerEntry]:
     """List transfers by descending id, starting below an id."""
-    found = []
+    rows = []
     for side in (transfers.c.from_account, transfers.c.to_account):
         query = _entries().where(side == account_id).order_by(transfers.c.id.desc())
         if below is not None:
@@ -65,7 +68,10 @@ def entries(
                 # Literally the condition of the partial index, so that the planner uses it.
                 query = query.where(transfers.c.kind != literal_column("'charge'"))
         inward = side is transfers.c.to_account
-        found += [_entry(row, inward) for row in connection.execute(query.limit(limit))]
+        rows += [(row, inward) for row in connection.execute(query.limit(limit))]
+    rows = sorted(rows, key=lambda each: each[0].id, reverse=True)[:limit]
+    counts = _count_requests(connection, [row for row, _ in rows])
+    found = [_entry(row, inward, counts[row.id]) for row, inward in rows]
     if kind in (None, "charge"):
         found += _archived(connection, account_id, limit=limit, below=below)
     found.sort(key=lambda entry: entry.id, reverse=True)
@@ -100,11 +106,15 @@ def find_entry(
         if row is not None:
             rows = connection.execute(
                 select(receipts.c.request_id, receipts.c.model, receipts.c.charge_nanos)
-                .where(receipts.c.transfer_id == id)
+                .where(
+                    receipts.c.transfer_id == id,
+                    *settled_within(connection, row.booked_at, row.booked_at + MICROSECOND),
+                )
                 .order_by(receipts.c.request_id)
                 .limit(REQUESTS_MAX)
             )
-            return _entry(row, side is transfers.c.to_account), [
+            requests = _count_requests(connection, [row])[id]
+            return _entry(row, side is transfers.c.to_account, requests), [
                 ChargedEntry(*each) for each in rows
             ]
     found = [each for each in list_archives(connection) if _has_charge(each, id)]
@@ -168,7 +178,6 @@ def _run(row: Any) -> LedgerEntry:
 
 
 def _entries() -> Any:
-    counted = select(func.count()).where(receipts.c.transfer_id == transfers.c.id).scalar_subquery()
     return select(
         transfers.c.id,
         transfers.c.kind,
@@ -177,12 +186,28 @@ def _entries() -> Any:
         transfers.c.actor,
         transfers.c.reason,
         transfers.c.booked_at,
-        counted.label("requests"),
         refunds.c.request_id,
     ).outerjoin(refunds, refunds.c.transfer_id == transfers.c.id)
 
 
-def _entry(row: Any, inward: bool) -> LedgerEntry:
+def _count_requests(connection: Connection, rows: Sequence[Any]) -> Counter[int]:
+    """Count the receipts of charges; they are settled when their charge is booked."""
+    booked = {row.id: row.booked_at for row in rows if row.kind == "charge"}
+    if not booked:
+        return Counter()
+    first, last = min(booked.values()), max(booked.values())
+    query = (
+        select(receipts.c.transfer_id, func.count())
+        .where(
+            receipts.c.transfer_id.in_(booked),
+            *settled_within(connection, first, last + MICROSECOND),
+        )
+        .group_by(receipts.c.transfer_id)
+    )
+    return Counter({row[0]: row[1] for row in connection.execute(query)})
+
+
+def _entry(row: Any, inward: bool, requests: int) -> LedgerEntry:
     return LedgerEntry(
         id=row.id,
         kind=row.kind,
@@ -191,6 +216,6 @@ def _entry(row: Any, inward: bool) -> LedgerEntry:
         actor=row.actor,
         reason=row.reason,
         booked_at=row.booked_at,
-        requests=row.requests,
+        requests=requests,
         request_id=row.request_id,
     )

@@ -35,6 +35,7 @@ from gateway.ledger.steps import StepLine
 from gateway.sql.database import Database, exact_sum
 from gateway.sql.outages import QUEUE_OUTAGE
 from gateway.tables.core import holds, outputs, receipts
+from gateway.tables.settlement_time import newest
 from gateway.tasks.submission import OpenRequest
 from gateway.workflows.store import attempts_at
 from workers.contract.blobs import Blobs
@@ -413,7 +414,10 @@ def read_page(
         items += [_open(row) for row in connection.execute(query).mappings()]
     if choice.closed:
         query = ordered(_CLOSED.where(*choice.conditions(receipts)), receipts)
-        items += [read_closed(row) for row in connection.execute(query).mappings()]
+        if oldest_first:
+            items += map(read_closed, connection.execute(query).mappings())
+        else:
+            items += map(read_closed, newest(connection, query, limit, cursor=cursor))
     items.sort(key=lambda item: item.request_id, reverse=not oldest_first)
     return items[:limit], border
 
@@ -427,8 +431,10 @@ def _border(
     if cursor is not None:
         query = query.where(id > cursor if oldest_first else id < cursor)
     query = query.order_by(id if oldest_first else id.desc()).offset(LOOKED_AT_MAX - 1).limit(1)
-    found: str | None = connection.execute(query).scalar()
-    return found
+    if oldest_first:
+        return connection.execute(query).scalar()
+    rows = newest(connection, query, 1, cursor=cursor)
+    return rows[0][id] if rows else None
 
 
 def _archived(connection: Connection, choice: RequestFilter) -> list[str]:

@@ -1,4 +1,4 @@
-"""Receipts by the time of their settlement, so that PostgreSQL reads few partitions.
+"""Receipts by the time of their settlement or refund, so that PostgreSQL reads few partitions.
 
 Partitions are ranges of request ids. An id usually has the time of its request, which is at most
 ``LAG`` before its settlement, or ``LEAD`` after it if clocks differ. A trigger records the ends of
@@ -8,21 +8,35 @@ one by time alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import Column, ColumnElement, Connection, MetaData, String, Table, or_, select
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    MetaData,
+    RowMapping,
+    Select,
+    String,
+    Table,
+    func,
+    or_,
+    select,
+)
 
 from gateway.checks.moments import EPOCH
 from gateway.checks.months import month_of
-from gateway.ids import first_request_id
+from gateway.ids import first_request_id, time_of
 from gateway.sql.partitions import is_partitioned
-from gateway.tables.core import RequestKey, receipts
+from gateway.tables.core import RequestKey, receipts, refunds
 
 # A second more than the trigger's, which migration 0019 defines, because milliseconds are rounded.
 LAG: Final = timedelta(days=8, seconds=1)
 LEAD: Final = timedelta(hours=1, seconds=1)
 
+_RECENT: Final = (timedelta(days=31), timedelta(days=366))
 _END: Final = datetime(9999, 1, 1, tzinfo=UTC)
 
 # Only on PostgreSQL, and so without the other tables' metadata.
@@ -63,3 +77,35 @@ def ids_within(
         usual &= id < first_request_id(min(ends_at, _END) + LEAD)
     unusual = [id.between(first, last) for first, last in connection.execute(known)]
     return [or_(usual, *unusual)]
+
+
+def newest(
+    connection: Connection, query: Select[Any], limit: int, *, cursor: str | None
+) -> Sequence[RowMapping]:
+    """Run a query of receipts that has a limit, descending by id, below a cursor.
+
+    PostgreSQL would look for the newest ones in each partition, so the last month and then the last
+    year before the cursor are searched first.
+    """
+    if is_partitioned(connection):
+        now = first_request_id(datetime.now(UTC))
+        end = time_of("req_", now if cursor is None else min(cursor, now))
+        for span in _RECENT:
+            recent = query.where(receipts.c.request_id >= first_request_id(end - span))
+            rows = connection.execute(recent).mappings().all()
+            if len(rows) == limit:
+                return rows
+    return connection.execute(query).mappings().all()
+
+
+def refunded_within(
+    connection: Connection, *conditions: ColumnElement[bool]
+) -> list[ColumnElement[bool]]:
+    """Return SQL conditions for the ids of receipts that have refunds with some conditions, for
+    their joins; none without partitions. A join alone can read every partition."""
+    if not is_partitioned(connection):
+        return []
+    id = refunds.c.request_id
+    first, last = connection.execute(select(func.min(id), func.max(id)).where(*conditions)).one()
+    # Without refunds, none: every id is longer.
+    return [receipts.c.request_id.between(first or "", last or "")]

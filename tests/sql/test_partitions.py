@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,20 +15,26 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from sqlalchemy import Connection, Select, func, select
+from sqlalchemy import Connection, Engine, Select, event, func, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from gateway import metrics
+from gateway.billing.entries import entries, find_entry
 from gateway.billing.exports.archived import ArchivedReceipts
 from gateway.billing.exports.native import CSV_SCHEMA, native_tables
 from gateway.billing.exports.pages import connection_reader
 from gateway.billing.statements.statement import statement
 from gateway.billing.usage.report import Filters, Span, usage
+from gateway.billing.usage.rollups import _booked_in, floor_hour
 from gateway.ids import first_request_id, new_request_id
 from gateway.ledger.balances import _LOCK
 from gateway.ledger.holds import hold
 from gateway.ledger.periods import span_of
+from gateway.ledger.proof import chain
+from gateway.ledger.proof.chain import by_month
 from gateway.ledger.reconcile import reconcile
+from gateway.ledger.refunds import refund, refunds_of
+from gateway.requests.lookup import RequestFilter, read_page
 from gateway.scheduled import partition_tasks
 from gateway.sql.database import Database
 from gateway.sql.partitions import (
@@ -45,6 +51,7 @@ from gateway.sql.partitions import (
     missing_months,
     rows_in_default,
 )
+from gateway.tables import settlement_time
 from gateway.tables.core import metadata, outputs, receipts, transfers
 from gateway.tables.settlement_time import settled_within
 from tests.databases import Databases
@@ -292,6 +299,85 @@ def test_month_reads_two_or_three_partitions_of_many(books: Books) -> None:
         }  # fmt: skip
 
 
+@contextmanager
+def partitions_executed() -> Iterator[set[str]]:
+    """Collect the partitions that SELECTs read when they run; others of their plans are skipped."""
+    found: set[str] = set()
+
+    def explain(
+        connection: Connection, cursor: Any, statement: str, parameters: Any, *_: Any
+    ) -> None:
+        if not statement.lstrip().startswith("SELECT"):
+            return
+        with connection.connection.cursor() as asked:
+            asked.execute(f"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {statement}", parameters)
+            lines = [row[0] for row in asked.fetchall() if "never executed" not in row[0]]
+        found.update(re.findall(r" on ((?:receipts|transfers)_\w+)", "\n".join(lines)))
+
+    event.listen(Engine, "before_cursor_execute", explain)
+    yield found
+    event.remove(Engine, "before_cursor_execute", explain)
+
+
+def test_refunds_and_entries_read_the_receipts_of_their_months(books: Books) -> None:
+    request_id = charge(books)
+    with books.database.transaction() as connection:
+        for month in ("2031-03", "2031-04", MONTH):
+            create_month(connection, month)
+        made = refund(connection, request_id, key="refund:1", actor="ann", reason="late")
+    now = datetime.now(UTC)
+    span = Span(now - timedelta(minutes=30), now + timedelta(minutes=30), ZoneInfo("UTC"))
+    own = Filters((books.account.id,))
+    account, month = books.account.id, now.strftime("%Y-%m")
+    questions: dict[str, Callable[[Connection], Any]] = {
+        "usage": lambda c: usage(c, span, ("model",), own, rolled=False)[0].refund_nanos,
+        "rollup": lambda c: c.execute(_booked_in(c, floor_hour(now))).all(),
+        "export": lambda c: list(
+            native_tables(
+                connection_reader(c), span, own, CSV_SCHEMA,
+                ArchivedReceipts(connection_reader(c), None, ()),
+            )
+        ),
+        "statement": lambda c: statement(c, account, month).lines,
+        "ledger": lambda c: entries(c, account, limit=10)[1].requests,
+        "entry": lambda c: find_entry(c, account, made.id),
+        "receipt": lambda c: refunds_of(c, request_id),
+    }  # fmt: skip
+
+    for name, ask in questions.items():
+        with partitions_executed() as read, books.database.snapshot() as connection:
+            assert ask(connection), name
+        strays = {each for each in read if "2031" in each}
+        # A list of transfers looks for the newest ones in each partition.
+        if name in ("ledger", "entry"):
+            strays = {each for each in strays if each.startswith("receipts")}
+        assert strays == set(), name
+
+
+def test_newest_requests_are_searched_in_the_newest_partitions_first(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settlement_time, "_RECENT", (timedelta(minutes=1), timedelta(days=366)))
+    now = datetime.now(UTC)
+    old = charge(books, id=first_request_id(now - timedelta(days=500)).ljust(36, "0"))
+    new = charge(books)
+
+    def page(choice: RequestFilter, limit: int, cursor: str | None) -> tuple[list[str], set[str]]:
+        with partitions_executed() as read, books.database.snapshot() as connection:
+            found, _ = read_page(connection, choice, limit=limit, cursor=cursor, oldest_first=False)
+        return [each.request_id for each in found], read
+
+    own = RequestFilter(books.account.id)
+    found, read = page(own, 1, None)
+    assert found == [new]
+    assert f"receipts_before_{now:%Y_%m}" not in read
+    assert page(own, 2, None)[0] == [new, old]
+    assert page(own, 1, new)[0] == [old]
+    assert page(own, 1, old)[0] == []
+    assert page(own, 1, "req_" + "f" * 32)[0] == [new]
+    assert page(RequestFilter(books.account.id, status="succeeded"), 2, None)[0] == [new, old]
+
+
 @pytest.mark.parametrize("count", [0, 3])
 def test_statement_of_holds_and_settlements_reads_at_most_one_partition(
     books: Books, count: int
@@ -316,6 +402,28 @@ def test_statement_of_holds_and_settlements_reads_at_most_one_partition(
     assert set(re.findall(r" on (receipts_\w+)", plan)) == (
         {f"receipts_{datetime.now(UTC):%Y_%m}"} if new else set()
     )
+
+
+def test_charges_of_many_months_are_proven_month_by_month(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = datetime.now(UTC)
+    booked = {1: LATER, 2: now, 3: LATER}
+
+    with books.database.snapshot() as connection:
+        assert list(by_month(connection, booked)) == [booked]
+        monkeypatch.setattr(chain, "SPLIT_FROM", 3)
+        assert list(by_month(connection, booked)) == [{1: LATER, 3: LATER}, {2: now}]
+        charge(books)
+        monkeypatch.setattr(chain, "SPLIT_FROM", 1)
+    with sound(books.database):
+        pass
+
+
+def test_queries_are_not_compiled(books: Books) -> None:
+    for lane in books.database._lanes.values():
+        with lane.engine.begin() as connection:
+            assert connection.exec_driver_sql("SHOW jit").scalar() == "off"
 
 
 def test_reports_find_receipts_of_any_id(books: Books) -> None:

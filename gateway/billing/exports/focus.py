@@ -30,7 +30,6 @@ from gateway.billing.exports.native import (
 )
 from gateway.billing.exports.pages import (
     charge_pages,
-    filter_conditions,
     refund_pages,
     span_conditions,
 )
@@ -118,7 +117,7 @@ def focus_tables(
     if _MARGIN[0] in schema.names:
         charges = charges.add_columns(receipts.c.expense_nanos)
     yield from charge_pages(read, charges, span, filters, itemize, archived)
-    yield from refund_pages(read, _returned(span, filters), list_refunds)
+    yield from refund_pages(read, _returned(), span, filters, list_refunds)
 
 
 def _charged(span: Span, filters: Filters) -> Select[Any]:
@@ -133,17 +132,9 @@ def _charged(span: Span, filters: Filters) -> Select[Any]:
     )
 
 
-def _returned(span: Span, filters: Filters) -> Select[Any]:
-    return (
-        _rows(refunds.c.booked_at)
-        .add_columns(refunds.c.kind, refunds.c.amount_nanos)
-        .join(refunds, refunds.c.request_id == receipts.c.request_id)
-        .where(
-            refunds.c.booked_at >= span.starts_at,
-            refunds.c.booked_at < span.ends_at,
-            *filter_conditions(filters),
-        )
-    )
+def _returned() -> Select[Any]:
+    rows = _rows(refunds.c.booked_at).add_columns(refunds.c.kind, refunds.c.amount_nanos)
+    return rows.join(refunds, refunds.c.request_id == receipts.c.request_id)
 
 
 def _rows(moment: Any) -> Select[Any]:

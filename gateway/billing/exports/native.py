@@ -22,7 +22,6 @@ from gateway.billing.exports.archived import ArchivedReceipts, ExportReader
 from gateway.billing.exports.footer import Footer, Format
 from gateway.billing.exports.pages import (
     charge_pages,
-    filter_conditions,
     refund_pages,
     span_conditions,
 )
@@ -135,13 +134,13 @@ def native_tables(
     def make(_: Connection, page: pa.Table) -> pa.Table:
         return _table(page, span.zone, schema)
 
-    charges, returned = _charges(span, filters), _refunds(span, filters)
+    charges, returned = _charges(span, filters), _refunds()
     if _MARGIN[0] in schema.names:
         charges = charges.add_columns(receipts.c.expense_nanos)
         # What a request cost is in the row of its charge.
         returned = returned.add_columns(literal(0, BigInteger).label("expense_nanos"))
     yield from charge_pages(read, charges, span, filters, make, archived)
-    yield from refund_pages(read, returned, make)
+    yield from refund_pages(read, returned, span, filters, make)
 
 
 def _charges(span: Span, filters: Filters) -> Select[Any]:
@@ -152,17 +151,10 @@ def _charges(span: Span, filters: Filters) -> Select[Any]:
     )
 
 
-def _refunds(span: Span, filters: Filters) -> Select[Any]:
+def _refunds() -> Select[Any]:
     none = [cast(null(), BigInteger).label(name) for name in QUANTITIES]
-    return (
-        _rows(refunds.c.kind, refunds.c.booked_at, -refunds.c.amount_nanos, none)
-        .join(refunds, refunds.c.request_id == receipts.c.request_id)
-        .where(
-            refunds.c.booked_at >= span.starts_at,
-            refunds.c.booked_at < span.ends_at,
-            *filter_conditions(filters),
-        )
-    )
+    rows = _rows(refunds.c.kind, refunds.c.booked_at, -refunds.c.amount_nanos, none)
+    return rows.join(refunds, refunds.c.request_id == receipts.c.request_id)
 
 
 def _rows(kind: Any, moment: Any, amount: Any, quantities: Sequence[Any]) -> Select[Any]:

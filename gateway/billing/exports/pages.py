@@ -19,7 +19,7 @@ from gateway.billing.exports.archived import ArchivedReceipts, ExportReader
 from gateway.billing.usage.report import Filters, Span
 from gateway.sql.arrow import read_table
 from gateway.tables.core import receipts, refunds
-from gateway.tables.settlement_time import settled_within
+from gateway.tables.settlement_time import refunded_within, settled_within
 
 T = TypeVar("T")
 R = TypeVar("R", covariant=True)
@@ -108,13 +108,21 @@ def _stored_pages(
         place = id > end[0]
 
 
-def refund_pages(read: ExportReader, query: Select[Any], make: TableMaker[R]) -> Iterator[R]:
-    """Read refunds in pages by request and number, as ``charge_pages`` does receipts.
+def refund_pages(
+    read: ExportReader, query: Select[Any], span: Span, filters: Filters, make: TableMaker[R]
+) -> Iterator[R]:
+    """Read the refunds of a span in pages by request and number, as ``charge_pages`` does receipts.
 
-    The query has a column ``request_id``; the pages have their number, ``seq``, as well.
+    The query joins receipts and refunds and has a column ``request_id``; the pages have their
+    number, ``seq``, as well.
     """
+    booked = [refunds.c.booked_at >= span.starts_at, refunds.c.booked_at < span.ends_at]
+    if filters.account_ids is not None:
+        booked.append(refunds.c.account_id.in_(filters.account_ids))
+    within = read(lambda connection: refunded_within(connection, *booked))
     order = (refunds.c.request_id, refunds.c.seq)
-    query = query.add_columns(refunds.c.seq).order_by(*order).limit(PAGE_ROWS)
+    query = query.add_columns(refunds.c.seq).where(*booked, *within, *filter_conditions(filters))
+    query = query.order_by(*order).limit(PAGE_ROWS)
     page = query
     while True:
         made, rows, end = read(functools.partial(_read_page, page=page, end=order, make=make))

@@ -214,6 +214,9 @@ def _returned(connection: Connection, account_id: int, month: str) -> list[Invoi
             refunds.c.account_id == account_id,
             refunds.c.booked_at >= span[0],
             refunds.c.booked_at < span[1],
+            # A refund and its transfer have the same time, so one partition is read.
+            transfers.c.booked_at >= span[0],
+            transfers.c.booked_at < span[1],
         )
         .order_by(refunds.c.request_id, refunds.c.seq)
     )

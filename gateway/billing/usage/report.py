@@ -23,7 +23,7 @@ from gateway.checks.moments import EPOCH, read_day, read_moment
 from gateway.errors import InvalidRequest
 from gateway.sql.database import exact_sum, time_bucket
 from gateway.tables.core import QUANTITIES, accounts, keys, receipts, refunds, usage_hourly
-from gateway.tables.settlement_time import settled_within
+from gateway.tables.settlement_time import refunded_within, settled_within
 
 TIMES: Final = ("minute", "hour", "day", "month")
 DIMENSIONS: Final = (*TIMES[1:], "account", "key", "model", "task")
@@ -351,9 +351,10 @@ def _booked_rows(
     if table is receipts:
         conditions += settled_within(connection, starts_at, ends_at)
     else:
-        conditions += [moment >= starts_at, moment < ends_at]
+        booked = [moment >= starts_at, moment < ends_at]
         if filters.account_ids is not None:
-            conditions.append(refunds.c.account_id.in_(filters.account_ids))
+            booked.append(refunds.c.account_id.in_(filters.account_ids))
+        conditions += [*booked, *refunded_within(connection, *booked)]
     query = (
         select(*columns.values(), *sums)
         .select_from(source)

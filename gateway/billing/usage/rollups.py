@@ -31,7 +31,7 @@ from gateway.archive.marks import archived_months
 from gateway.ledger.periods import month_of, open_period, utc_now
 from gateway.sql.database import exact_sum
 from gateway.tables.core import QUANTITIES, periods, receipts, refunds, usage_hourly, usage_hours
-from gateway.tables.settlement_time import settled_within
+from gateway.tables.settlement_time import refunded_within, settled_within
 
 HOUR: Final = timedelta(hours=1)
 CLOSED_AFTER: Final = timedelta(seconds=30)
@@ -189,6 +189,7 @@ def _booked_in(connection: Connection, hour: datetime) -> Select[tuple[object, .
         func.coalesce(receipts.c.expense_nanos, 0).label("expense_nanos"),
         case((receipts.c.expense_nanos.is_(None), 0), else_=1).label("expensed"),
     ).where(*settled_within(connection, hour, hour + HOUR))
+    booked = (refunds.c.booked_at >= hour, refunds.c.booked_at < hour + HOUR)
     returned = (
         select(
             *(receipts.c[name] for name in _CELL),
@@ -198,7 +199,7 @@ def _booked_in(connection: Connection, hour: datetime) -> Select[tuple[object, .
             *(none.label(name) for name in (*QUANTITIES, *_EXPENSES)),
         )
         .join(receipts, receipts.c.request_id == refunds.c.request_id)
-        .where(refunds.c.booked_at >= hour, refunds.c.booked_at < hour + HOUR)
+        .where(*booked, *refunded_within(connection, *booked))
     )
     both = union_all(settled, returned).subquery()
     return select(both)

@@ -6,9 +6,10 @@ Archived charges are one entry; those among them that are transfers again are a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, select, union_all
 
@@ -19,9 +20,14 @@ from gateway.ledger.proof.carry import Carry, LedgerPosition
 from gateway.ledger.proof.findings import Finding, differ
 from gateway.pricing import format_usd
 from gateway.sql.database import exact_sum
+from gateway.sql.partitions import is_partitioned
 from gateway.tables.archives import archived_charges, archives
 from gateway.tables.core import receipts, transfers
 from gateway.tables.settlement_time import LAG, LEAD
+
+SPLIT_FROM: Final = 200
+"""Number of transfers from which queries for each month are faster than one for all of them: for
+1,000 in 25 months, 16 ms at most and 145 ms. Below, planning takes longer than looking up."""
 
 
 class _Move(NamedTuple):
@@ -153,16 +159,32 @@ class Chain:
         )
 
 
+def by_month(
+    connection: Connection, booked: Mapping[int, datetime]
+) -> Iterator[Mapping[int, datetime]]:
+    """Split many transfers by the month of their booking, for queries by their ids, because
+    PostgreSQL looks for each id in the partitions of all months of a query."""
+    if len(booked) < SPLIT_FROM or not is_partitioned(connection):
+        yield booked
+        return
+    months: defaultdict[str, dict[int, datetime]] = defaultdict(dict)
+    for id, moment in booked.items():
+        months[month_of(moment)][id] = moment
+    yield from months.values()
+
+
 def _charges_are_sums_of_receipts(
     connection: Connection, charges: Sequence[Row[Any]]
 ) -> Iterator[Finding]:
     """R4: each charge is the sum of its receipts."""
-    booked = [row.booked_at for row in charges]
-    # Almost all receipts have ids of the time before their charge.
-    usual = receipts.c.request_id.between(
-        first_request_id(min(booked) - LAG), first_request_id(max(booked) + MICROSECOND + LEAD)
-    )
-    billed = _billed(connection, [row.id for row in charges], usual)
+    billed: dict[int, int] = {}
+    for booked in by_month(connection, {row.id: row.booked_at for row in charges}):
+        first, last = min(booked.values()), max(booked.values())
+        # Almost all receipts have ids of the time before their charge.
+        usual = receipts.c.request_id.between(
+            first_request_id(first - LAG), first_request_id(last + MICROSECOND + LEAD)
+        )
+        billed |= _billed(connection, list(booked), usual)
     wrong = [row for row in charges if row.amount_nanos != billed.get(row.id, 0)]
     if not wrong:
         return

@@ -45,7 +45,7 @@ from gateway.tables.core import (
     refunds,
 )
 from gateway.tables.organisations import organisation_accounts
-from gateway.tables.settlement_time import settled_within
+from gateway.tables.settlement_time import refunded_within, settled_within
 
 RECENT: Final = timedelta(days=32)
 """Windows that began earlier than this before the end of the proven months are compared only if a
@@ -269,10 +269,11 @@ class Standing:
             .where(receipts.c.account_id.in_(self._ids), *settled)
             .group_by(*places)
         )
+        booked = (refunds.c.account_id.in_(self._ids), refunds.c.booked_at > horizon)
         returned = (
             select(*places, -exact_sum(refunds.c.amount_nanos))
             .join(refunds, refunds.c.request_id == receipts.c.request_id)
-            .where(refunds.c.account_id.in_(self._ids), refunds.c.booked_at > horizon)
+            .where(*booked, *refunded_within(self._connection, *booked))
             .group_by(*places)
         )
         for query in (charged, returned):

@@ -7,7 +7,7 @@ comparison with what is stored.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from sqlalchemy import Connection, RowMapping, Select, and_, or_, select
 
 from gateway.checks.moments import MICROSECOND
 from gateway.ledger.proof.carry import Carry, Spending
-from gateway.ledger.proof.chain import Chain
+from gateway.ledger.proof.chain import Chain, by_month
 from gateway.ledger.proof.findings import Finding, differ
 from gateway.ledger.proof.repricing import COLUMNS, PriceHistory
 from gateway.ledger.proof.snapshots import Snapshots
@@ -90,7 +90,7 @@ class Walk:
             self._receipt = rows[-1]["settled_at"], rows[-1]["request_id"]
             self.add(self._prices.prove(connection, rows))
             booked = {row["transfer_id"]: row["settled_at"] for row in rows if row["transfer_id"]}
-            self.add(_transfers_exist(connection, "receipts", booked))
+            self.add(_transfers_exist("receipts", booked, _amounts(connection, booked)))
         return len(rows) == self._snapshots.page
 
     def _receipt_page(self, connection: Connection, horizon: datetime) -> Select[Any]:
@@ -115,21 +115,22 @@ class Walk:
             return False
         last = rows[-1]
         self._refund = last["booked_at"], last["request_id"], last["seq"]
+        # Not by a join, which can read all partitions.
+        id = receipts.c.request_id
+        query = select(id, receipts.c.key_id, receipts.c.windows, receipts.c.charge_nanos)
+        of_rows = query.where(id.in_({row["request_id"] for row in rows}))
+        charged = {each["request_id"]: each for each in connection.execute(of_rows).mappings()}
         for row in rows:
             self.hours[_hour(row["booked_at"])][2] += row["amount_nanos"]
-            if row["key_id"] is not None:
+            if (receipt := charged.get(row["request_id"])) is not None:
                 spending = self._spending(row["booked_at"])
-                spending.add(row["key_id"], row["windows"], -row["amount_nanos"])
-        self.add(_refunds_are_part_of_charges(connection, rows))
+                spending.add(receipt["key_id"], receipt["windows"], -row["amount_nanos"])
+        self.add(_refunds_are_part_of_charges(connection, rows, charged))
         return len(rows) == self._snapshots.page
 
     def _refund_page(self, horizon: datetime) -> Select[Any]:
         booked_at, id, seq = refunds.c.booked_at, refunds.c.request_id, refunds.c.seq
-        query = (
-            select(refunds, receipts.c.key_id, receipts.c.windows, receipts.c.charge_nanos)
-            .outerjoin(receipts, receipts.c.request_id == id)
-            .where(refunds.c.account_id == self.account_id, booked_at <= horizon)
-        )
+        query = select(refunds).where(refunds.c.account_id == self.account_id, booked_at <= horizon)
         if self.carry.since is not None:
             query = query.where(booked_at >= self.carry.since)
         if self._refund is not None:
@@ -150,30 +151,32 @@ def _hour(moment: datetime) -> datetime:
 
 
 def _transfers_exist(
-    connection: Connection, table: str, booked: dict[int, datetime]
+    table: str, booked: Collection[int], amounts: Collection[int]
 ) -> Iterator[Finding]:
-    """R14: the transfers of rows exist; ``booked``: transfer → when it should be booked."""
-    if not booked:
-        return
-    moments = booked.values()
-    usual = transfers.c.booked_at.between(min(moments), max(moments))
-    known = select(transfers.c.id).where(transfers.c.id.in_(booked), usual)
-    lost = booked.keys() - set(connection.execute(known).scalars())
-    if lost:
-        known = select(transfers.c.id).where(transfers.c.id.in_(lost))
-        lost -= set(connection.execute(known).scalars())
-    for id in sorted(lost):
+    """R14: the transfers of rows exist."""
+    for id in sorted(set(booked) - set(amounts)):
         yield Finding("R14", f"{table} {id}", "refers to no row of transfers")
 
 
+def _amounts(connection: Connection, booked: Mapping[int, datetime]) -> dict[int, int]:
+    """Read the amounts of transfers; ``booked``: transfer → when it should be booked."""
+    found: dict[int, int] = {}
+    query = select(transfers.c.id, transfers.c.amount_nanos)
+    for some in by_month(connection, booked) if booked else ():
+        usual = transfers.c.booked_at.between(min(some.values()), max(some.values()))
+        found.update(connection.execute(query.where(transfers.c.id.in_(some), usual)).all())
+    if lost := booked.keys() - found.keys():
+        found.update(connection.execute(query.where(transfers.c.id.in_(lost))).all())
+    return found
+
+
 def _refunds_are_part_of_charges(
-    connection: Connection, rows: Sequence[RowMapping]
+    connection: Connection, rows: Sequence[RowMapping], charged: Mapping[str, RowMapping]
 ) -> Iterator[Finding]:
     """R4: each refund moved its amount, and no request was refunded more than its charge."""
     booked = {row["transfer_id"]: row["booked_at"] for row in rows}
-    yield from _transfers_exist(connection, "refunds", booked)
-    moved = select(transfers.c.id, transfers.c.amount_nanos).where(transfers.c.id.in_(booked))
-    amounts = {row[0]: row[1] for row in connection.execute(moved)}
+    amounts = _amounts(connection, booked)
+    yield from _transfers_exist("refunds", booked, amounts)
     ids = {row["request_id"] for row in rows}
     given = select(refunds.c.request_id, exact_sum(refunds.c.amount_nanos))
     given = given.where(refunds.c.request_id.in_(ids)).group_by(refunds.c.request_id)
@@ -182,8 +185,9 @@ def _refunds_are_part_of_charges(
         id, amount = row["request_id"], row["amount_nanos"]
         if amounts.get(row["transfer_id"], amount) != amount:
             yield differ("R4", id, "refunded", amounts[row["transfer_id"]], amount)
-        if row["charge_nanos"] is None:
+        receipt = charged.get(id)
+        if receipt is None:
             yield Finding("R14", f"refunds {id}", "refers to no row of receipts")
-        elif returned[id] > row["charge_nanos"]:
+        elif returned[id] > receipt["charge_nanos"]:
             back = returned[id]
-            yield differ("R4", id, "refunded more than its charge:", back, row["charge_nanos"])
+            yield differ("R4", id, "refunded more than its charge:", back, receipt["charge_nanos"])
