@@ -208,13 +208,15 @@ class Vocabulary(CatalogModel):
     file: Text | None = None
     """Tokenizer file of whole words, relative to the checkpoint; ``load_catalog`` reads it."""
     words: Annotated[tuple[Text, ...], Field(max_length=10_000)] = ()
-    """Further words than those of the file, if there is one."""
+    """Further words than those of the file, if there is one. Empty without a file: prompts are
+    ignored, and never refused."""
     characters: Annotated[str, StringConstraints(min_length=1, max_length=10_000)] | None = None
     """Letters, digits and signs that a model of speech pronounces, with their variants."""
 
     @model_validator(mode="after")
     def _has_source(self) -> Self:
-        if (self.characters is None) == (self.file is None and not self.words):
+        has_words = not self.model_fields_set.isdisjoint(("file", "words"))
+        if (self.characters is None) != has_words:
             raise ValueError("give `file`, a tokenizer file, `words` or both; or `characters`")
         return self
 

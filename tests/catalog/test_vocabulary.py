@@ -112,6 +112,14 @@ def test_vocabulary_has_words_or_characters(wrong: dict[str, Any]) -> None:
         entry(**wrong)
 
 
+@pytest.mark.parametrize("name", ["pocket-upscale", "pocket-video-upscale"])
+def test_prompt_of_an_upscaler_is_reported_and_never_refused(name: str) -> None:
+    (warning,) = unknown_words(ENTRIES[name], {"prompt": "make it sharp, please"})
+
+    assert (warning.unknown, warning.known) == (("sharp",), ())
+    assert read(ENTRIES[name], "make it sharp").is_understood
+
+
 def test_model_without_a_vocabulary_understands_anything() -> None:
     assert ENTRIES["Veo3"].vocabulary is None
     assert unknown_words(ENTRIES["Veo3"], {"prompt": "asdf"}) == ()

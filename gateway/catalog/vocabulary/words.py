@@ -49,7 +49,7 @@ class Reading:
     unknown: tuple[str, ...]
     """Words that it does not know, or characters that it cannot pronounce, in order."""
     is_understood: bool
-    """Whether it knows any word that means something by itself."""
+    """Whether it knows any word that means something by itself, or none is expected."""
 
 
 class _Fillers(CatalogModel):
@@ -91,7 +91,7 @@ def read(entry: CatalogEntry, text: str) -> Reading:
                 unknown[word] = None
         elif word not in fillers:
             is_understood = True
-    return Reading(_shown(unknown), is_understood)
+    return Reading(_shown(unknown), is_understood or not known)
 
 
 @once_per_entry
