@@ -76,6 +76,8 @@ def entry_view(
         view["typical_price"] = format_usd(typical)
     if for_operator:
         view["reason_detail"] = missing.detail if missing else None
+        if entry.canary:
+            view["canary"] = dict(entry.canary)
     return view
 
 

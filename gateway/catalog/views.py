@@ -100,6 +100,7 @@ class EntryView(TypedDict):
     available: bool
     reason: str | None
     reason_detail: NotRequired[str | None]
+    canary: NotRequired[dict[str, float]]
     typical_price: str | None
     typical_order: TypicalOrderView
     price: list[PriceLineView]

@@ -234,7 +234,7 @@ def test_usage_in_detail_is_what_it_was(march: Month) -> None:
         (Span(MARCH, APRIL, ZoneInfo("Asia/Kathmandu")), ("day", "account"), Filters()),
         (whole, ("tag:tag", "tag:none"), Filters()),
         (whole, ("month",), Filters(tags={"tag": tag, "empty": ""})),
-        (whole, ("device", "dtype"), own),
+        (whole, ("device", "dtype", "served_by"), own),
         (whole, ("tag:tag",), Filters(account_ids=())),
     ]
     before = [reported(march, *each) for each in asked]

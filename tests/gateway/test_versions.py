@@ -164,6 +164,13 @@ def test_request_of_a_version_can_be_followed_and_cancelled(stack: Stack, artist
     assert served_by(admin(stack), caller, placed["id"]) == "drawer-2"
 
 
+def test_shares_are_shown_to_administrators_only(stack: Stack) -> None:
+    path = "/v1/catalog/writer"
+
+    assert admin(stack).http.get(path).json()["canary"] == {"writer-2": 50}
+    assert "canary" not in stack.caller().http.get(path).json()
+
+
 def test_model_runs_its_requests_itself_while_a_version_is_not_served(stack: Stack) -> None:
     caller = stack.caller(credit="1000")
 
