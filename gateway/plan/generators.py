@@ -94,7 +94,18 @@ class Generator:
     precision: str | None = None
 
     def parts(self, order: ResultOrder, task: str) -> tuple[NetworkPart, ...]:
-        """Return the networks with the passes that one result takes."""
+        """Return the networks with the passes that one result takes.
+
+        Raise ``ValueError`` if a configuration lacks what they depend on.
+        """
+        try:
+            return self._parts(order, task)
+        except KeyError as error:
+            raise ValueError(f"the configuration of {self.pipeline} has no {error}") from None
+        except (TypeError, ZeroDivisionError) as error:
+            raise ValueError(f"the configuration of {self.pipeline} is invalid: {error}") from None
+
+    def _parts(self, order: ResultOrder, task: str) -> tuple[NetworkPart, ...]:
         if self.pipeline == "musicgen":
             return tuple(_musicgen(self, order))
         if self.pipeline == "csm":

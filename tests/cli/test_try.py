@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from gateway.catalog.schema import Slo
+from gateway.commands.planning.trial_process import TrialFailed, run_trial
 from gateway.commands.planning.trial_subject import find_trial_subject
 from gateway.commands.planning.try_model import TriedPrecision, trial_rows
 from gateway.ledger.expenses import ExpenseRates
 from gateway.up.environment import of_trial
 from tests.cli.here import run_here
 from workers.contract.jobs import Timings
-from workers.contract.trials import TrialAgreement, TrialRun
+from workers.contract.models import ModelSpec
+from workers.contract.trials import TrialAgreement, TrialOrder, TrialRun
 
 CHAT = Path(__file__).parents[2] / "workers" / "pocket" / "chat"
 
@@ -109,6 +111,13 @@ def test_a_model_without_a_template_continues_texts(tmp_path: Path) -> None:
     assert base.inputs(["once"], 4)[0]["prompts"] == ("once",)
     assert chat.inputs(["once"], 4)[0]["messages"][0]["content"] == "once"
     assert chat.spec.limits["context_tokens"] == 1024
+
+
+def test_a_process_that_fails_is_reported_with_its_last_line() -> None:
+    spec = ModelSpec("echo", "text-generation", "echo")
+
+    with pytest.raises(TrialFailed, match=r"ended with 1: ZeroDivisionError"):
+        list(run_trial(TrialOrder(spec, (1,), (), 4), threads=None))
 
 
 def test_the_process_gets_no_secrets() -> None:

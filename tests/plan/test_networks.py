@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from gateway.plan.generators import generators, read_generator
+from gateway.plan.generators import ResultOrder, generators, read_generator
 from gateway.plan.networks.audio import csm_work, musicgen_work
 from gateway.plan.networks.autoencoders import kl_work, tiny_work, wan_video_work
 from gateway.plan.networks.diffusion_transformers import flux_work, ltx_work, sd3_work, wan_work
@@ -296,6 +297,24 @@ def test_upscaler() -> None:
     work = compact_work(config, pixels=16 * 8)
 
     close(work, module, operations(module, meta(1, 3, 8, 16)))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "csm"}, "the configuration of csm has no 'hidden_size'"),
+        ({"architecture": "compact", "width": "8"}, "the configuration of compact is invalid"),
+        ({"model_type": "vits"}, "the weights of vits are not there to be counted"),
+    ],
+)
+def test_configuration_that_lacks_something_is_refused(
+    config: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = ResultOrder(width=64, height=64, seconds=1, fps=1, steps=1, guidance=1)
+
+    with pytest.raises(ValueError, match=said):
+        read_generator(tmp_path).parts(result, "text-to-speech")
 
 
 def test_weights_of_well_known_models() -> None:

@@ -26,7 +26,6 @@ _TASKS: Final = (
     *("text-to-speech", "text-to-music"),
 )
 """Tasks whose input is a text alone."""
-_ENGINES: Final = {"musicgen": "speech", "text-generation": "llm", "text-to-speech": "speech"}
 _SEED: Final = 1
 
 
@@ -39,8 +38,6 @@ class TrialSubject:
     spec: ModelSpec
     entry: CatalogEntry
     reference: str
-    is_listed: bool
-    """Whether it is an entry of the catalog, with a price and targets."""
 
     def inputs(self, prompts: Sequence[str], output_tokens: int) -> tuple[dict[str, Any], ...]:
         """Return the inputs of jobs. Raise ``InvalidRequest`` if the entry refuses one."""
@@ -94,9 +91,8 @@ def find_trial_subject(
     limits = {**spec.limits, "context_tokens": context} if context else spec.limits
     options = {**spec.options, "device": device} if device else spec.options
     spec = msgspec.structs.replace(spec, limits=limits, options=options)
-    task: Task = entry.task
     reference = str(spec.options.get("dtype") or "float32")
-    return TrialSubject(name, task, spec, entry, reference, entry in entries)
+    return TrialSubject(name, entry.task, spec, entry, reference)
 
 
 def _check(entry: CatalogEntry) -> None:
