@@ -410,6 +410,12 @@ class Settings(BaseSettings):
         return self.database_url or f"sqlite:///{self.home.resolve() / DATABASE_FILE}"
 
     @property
+    def sqlite_file(self) -> Path | None:
+        """The file of the database, or None for a database server."""
+        name = self.sql_url.partition("?")[0].removeprefix("sqlite:///")
+        return None if name == self.sql_url.partition("?")[0] else Path(name)
+
+    @property
     def blobs(self) -> str:
         return self.blob_url or f"file://{self.home.resolve() / 'blobs'}"
 

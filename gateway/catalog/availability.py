@@ -39,7 +39,10 @@ def availability(
         worker.unavailable[entry.name] for worker in staying if entry.name in worker.unavailable
     ]
     if entry.upstream is None:
-        return WhyUnavailable("no_worker", reasons[0] if reasons else "no worker serves it now")
+        problems = (worker.problems.get(entry.name) for worker in staying)
+        detail = next(filter(None, problems), None)
+        reason = reasons[0] if reasons else "no worker serves it now"
+        return WhyUnavailable("no_worker", reason, detail)
     credential = entry.upstream.credential
     if reasons and reasons[0] != f"{credential} is not set":
         return WhyUnavailable("upstream_unavailable", reasons[0])

@@ -16,8 +16,9 @@ from pydantic import BaseModel, ValidationError
 from gateway.catalog.advice import findings
 from gateway.catalog.document import Document, Flaw, Place, Unreadable
 from gateway.catalog.ensembles import BestOf, Vote
-from gateway.catalog.problems import CatalogError, CatalogProblem
-from gateway.catalog.rules import Conflicts, repeated, route
+from gateway.catalog.names import repeated
+from gateway.catalog.problems import CatalogError, CatalogProblem, Level
+from gateway.catalog.rules import Conflicts, route
 from gateway.catalog.schema import (
     Catalog,
     CatalogEntry,
@@ -93,22 +94,27 @@ def _load(path: Path) -> tuple[Catalog, Document]:
     try:
         catalog = Catalog.model_validate({} if document.value is None else document.value)
     except ValidationError as error:
-        for place, message in (*_complaints(error), *_across(document.value)):
-            flaw = Flaw(document.position(place), message)
-            problems.append(_problem(path, flaw, _dotted(place)))
+        for place, message in (*complaints(error), *_across(document.value)):
+            problems.append(_problem_at(path, document, place, message))
     if catalog is not None:
         models = []
-        for index, entry in enumerate(catalog.models):
+        for index, entry in enumerate(_with_aliases(catalog)):
             try:
                 models.append(with_words(entry, path.resolve().parent))
             except NoWords as error:
                 place = ("models", index, "vocabulary", "file")
-                flaw = Flaw(document.position(place), str(error))
-                problems.append(_problem(path, flaw, _dotted(place)))
+                problems.append(_problem_at(path, document, place, str(error)))
         catalog = catalog.model_copy(update={"models": tuple(models)})
     if problems or catalog is None:
         raise CatalogError(_once_per_position(problems))
     return catalog, document
+
+
+def _with_aliases(catalog: Catalog) -> Iterator[CatalogEntry]:
+    """Yield the entries, each also with its aliases from the catalog's block."""
+    for entry in catalog.models:
+        more = tuple(alias for alias, name in catalog.aliases.items() if name == entry.name)
+        yield entry.model_copy(update={"aliases": (*entry.aliases, *more)}) if more else entry
 
 
 def check(path: Path) -> tuple[CatalogProblem, ...]:
@@ -126,13 +132,29 @@ def _advice(path: Path, catalog: Catalog, document: Document) -> Iterator[Catalo
     """Yield what is wrong with a catalog that can be loaded."""
     for index, entry in enumerate(catalog.models):
         for place, message, level in findings(entry):
-            whole = ("models", index, *place)
-            at = document.position(whole)
-            yield CatalogProblem(str(path), at.line, at.column, _dotted(whole), message, level)
+            yield _problem_at(path, document, ("models", index, *place), message, level)
 
 
-def _problem(path: Path, flaw: Flaw, place: str = "") -> CatalogProblem:
-    return CatalogProblem(str(path), flaw.position.line, flaw.position.column, place, flaw.message)
+def _problem(path: Path, flaw: Flaw) -> CatalogProblem:
+    return CatalogProblem(str(path), flaw.position.line, flaw.position.column, "", flaw.message)
+
+
+def _problem_at(
+    path: Path, document: Document, place: Place, message: str, level: Level = "error"
+) -> CatalogProblem:
+    at = document.position(place)
+    model = _entry_name(document.value, place)
+    return CatalogProblem(str(path), at.line, at.column, dotted(place), message, level, model)
+
+
+def _entry_name(document: Any, place: Place) -> str | None:
+    """Return the name of the entry that a place is in, unless the name itself is the place."""
+    match place:
+        case ("models", int(index), *rest) if rest != ["name"]:
+            entry = document["models"][index]
+            name = entry.get("name") if isinstance(entry, dict) else None
+            return name if isinstance(name, str) else None
+    return None
 
 
 def _once_per_position(problems: Sequence[CatalogProblem]) -> list[CatalogProblem]:
@@ -160,7 +182,8 @@ def _across(document: Any) -> Iterator[tuple[Place, str]]:
             yield ("models", index), message
 
 
-def _complaints(error: ValidationError) -> Iterator[tuple[Place, str]]:
+def complaints(error: ValidationError) -> Iterator[tuple[Place, str]]:
+    """Yield the place and the explanation of each error of an entry or a part of one."""
     for found in error.errors(include_url=False):
         place: Place = tuple(part for part in found["loc"] if part != "[key]")
         conflicts = found.get("ctx", {}).get("error")
@@ -215,7 +238,8 @@ def _last_name(place: Place) -> str:
     return next((part for part in reversed(place) if isinstance(part, str)), "")
 
 
-def _dotted(place: Place) -> str:
+def dotted(place: Place) -> str:
+    """Return a place as text, such as ``price[0].unit``."""
     text = ""
     for part in place:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"

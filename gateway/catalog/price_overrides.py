@@ -14,8 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gateway.catalog.document import Document, Unreadable
-from gateway.catalog.loader import load_catalog
-from gateway.catalog.rules import Conflicts
+from gateway.catalog.loader import complaints, dotted, load_catalog
 from gateway.catalog.schema import Catalog, CatalogEntry, Pricing
 from gateway.checks.moments import read_moment
 from gateway.ledger.prices import OPERATOR_NOTICE_S
@@ -36,7 +35,7 @@ def read_price_override(entry: CatalogEntry, value: Mapping[str, Any]) -> Price:
     try:
         return CatalogEntry.model_validate({**fields, **value}).selling_price
     except ValidationError as error:
-        raise InvalidPriceOverride("; ".join(_complaints(error))) from None
+        raise InvalidPriceOverride(_explained(error)) from None
 
 
 def read_start(text: str | None, now: datetime) -> datetime:
@@ -83,20 +82,13 @@ def read_prices(path: Path) -> dict[str, Price]:
         try:
             found[str(name)] = Pricing.model_validate(offer).selling_price
         except ValidationError as error:
-            raise InvalidPriceOverride(f"{path}: {name}: {'; '.join(_complaints(error))}") from None
+            raise InvalidPriceOverride(f"{path}: {name}: {_explained(error)}") from None
     return found
 
 
-def _complaints(error: ValidationError) -> list[str]:
-    complaints = []
-    for each in error.errors(include_url=False):
-        cause = each.get("ctx", {}).get("error")
-        if isinstance(cause, Conflicts):
-            complaints += [f"{_place(place)}{message}" for place, message in cause.found]
-        else:
-            complaints.append(f"{_place(each['loc'])}{each['msg'].removeprefix('Value error, ')}")
-    return list(dict.fromkeys(complaints))
-
-
-def _place(place: tuple[str | int, ...]) -> str:
-    return f"{'.'.join(map(str, place))}: " if place else ""
+def _explained(error: ValidationError) -> str:
+    """Return every error of a price, in the words of the catalog's own errors."""
+    found = (
+        f"{dotted(place)}: {message}" if place else message for place, message in complaints(error)
+    )
+    return "; ".join(dict.fromkeys(found))

@@ -20,9 +20,12 @@ class CatalogProblem:
     message: str
     level: Level = "error"
     """A catalog with warnings alone is valid."""
+    model: str | None = None
+    """Name of the entry that has the error, if it has a name."""
 
     def __str__(self) -> str:
-        where = f" {self.path}:" if self.path else ""
+        of = f" of {self.model}" if self.model else ""
+        where = f" {self.path}{of}:" if self.path else ""
         level = " warning:" if self.level == "warning" else ""
         return f"{self.file}:{self.line}:{self.column}:{level}{where} {self.message}"
 

@@ -158,32 +158,6 @@ def route(*, engine: bool, upstream: bool) -> Iterator[Conflict]:
         yield (), "two routes; give either `engine` or `upstream`"
 
 
-def repeated_names(entries: Sequence[CatalogEntry]) -> Iterator[Conflict]:
-    """Find names that are used twice. Case matters: ``Veo3`` and ``veo3`` differ."""
-    return repeated([(entry.name, entry.aliases) for entry in entries])
-
-
-def repeated(names: Sequence[tuple[object, object]]) -> Iterator[Conflict]:
-    """Find repeated names and aliases. Values of other types, which the schema rejects, are
-    skipped."""
-    first: dict[str, int] = {}
-    for index, (name, _) in enumerate(names):
-        if not isinstance(name, str):
-            continue
-        if name in first:
-            message = f"{name!r} is already used by models[{first[name]}]; names must differ"
-            yield ("models", index, "name"), message
-        first.setdefault(name, index)
-    for index, (_, aliases) in enumerate(names):
-        for place, alias in enumerate(aliases if isinstance(aliases, list | tuple) else ()):
-            if not isinstance(alias, str):
-                continue
-            if alias in first:
-                message = f"{alias!r} is already used by models[{first[alias]}]; names must differ"
-                yield ("models", index, "aliases", place), message
-            first.setdefault(alias, index)
-
-
 def misfits(entries: Sequence[CatalogEntry]) -> Iterator[Conflict]:
     """Find workflows whose steps the other entries cannot do, and versions that cannot stand in."""
     models = {entry.name: entry for entry in entries}

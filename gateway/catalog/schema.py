@@ -24,10 +24,11 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.catalog import rules
+from gateway.catalog import names, rules
 from gateway.catalog.tasks import Task
 from gateway.catalog.workflow import Workflow
 from gateway.checks.strict import StrictModel
+from gateway.ledger.expenses import ExpenseRates
 from gateway.pricing import Component, Price, Unit, parse_usd
 
 Engine: TypeAlias = Literal[
@@ -371,9 +372,22 @@ class Catalog(CatalogModel):
     gpu_hours: dict[Tag, Amount] = {}
     """Price of an hour of a device, by words of its name, such as ``H200`` or ``cpu``."""
     models: Annotated[tuple[CatalogEntry, ...], Field(min_length=1)]
+    aliases: dict[Name, Name] = {}
+    """Names of models that the entries do not have, each with the entry that serves it."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
-        if found := tuple(rules.repeated_names(self.models)) + tuple(rules.misfits(self.models)):
+        found = (
+            *names.repeated_names(self.models),
+            *rules.misfits(self.models),
+            *names.lost_aliases(self.aliases, self.models),
+        )
+        if found:
             raise rules.Conflicts(found)
         return self
+
+    def expense_rates(self, hour_nanos: int | None) -> ExpenseRates:
+        """Return what the operator pays; ``hour_nanos`` for an hour of any other device."""
+        buying = {entry.name: entry.buying_price for entry in self.models}
+        upstreams = {name: price for name, price in buying.items() if price is not None}
+        return ExpenseRates(upstreams, self.gpu_hours, hour_nanos)

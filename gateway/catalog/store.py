@@ -38,7 +38,7 @@ from gateway.ledger.discounts import (
     put_discount_in_force,
     read_discounts,
 )
-from gateway.ledger.expenses import NO_RATES, ExpenseRates
+from gateway.ledger.expenses import NO_RATES
 from gateway.ledger.prices import (
     LIST,
     OPERATOR_NOTICE_S,
@@ -295,12 +295,7 @@ class LiveCatalog:
         names = tuple(self.spellings())
         times = Counter(name.lower() for name in names)
         self._spellings = {name.lower(): name for name in names if times[name.lower()] == 1}
-        buying = {entry.name: entry.buying_price for entry in catalog.models}
-        self.expense_rates = ExpenseRates(
-            {name: price for name, price in buying.items() if price is not None},
-            catalog.gpu_hours,
-            self._hour_nanos,
-        )
+        self.expense_rates = catalog.expense_rates(self._hour_nanos)
         self._name_models()
 
     async def _write(self, function: Callable[[Connection], T]) -> T:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ import click
 import msgspec
 from sqlalchemy import Connection
 
-from gateway.accounts.accounts import find_account
+from gateway.accounts.accounts import account_names, find_account
 from gateway.billing.entries import LedgerEntry, entries
 from gateway.billing.exports.footer import Footer, Format, Profile, encode_footer
 from gateway.billing.reconciliation import prove_here, run_reconciliation
@@ -36,6 +36,7 @@ from gateway.commands.terminal import (
     json_option,
     open_database,
     perform,
+    print_json,
     print_rows,
     read_settings,
     snapshot,
@@ -260,6 +261,65 @@ def _usage(read: Callable[[Connection], UsageSums]) -> UsageSums:
             report = read(connection)
         asyncio.run(add_archived(report, database, Blobs(settings.blobs)))
     return report
+
+
+@click.group()
+def request() -> None:
+    """Requests of any account."""
+
+
+@request.command("show", epilog=example("tollgate request show req_0199… --json"))
+@click.argument("request_id", metavar="REQUEST")
+@json_option
+def request_show(request_id: str, as_json: bool) -> None:
+    """Show the receipt of a request, with its account and the operator's cost."""
+    # No other report needs the catalog and the views of the API.
+    from gateway.api.native.views import margin_view, receipt_view
+    from gateway.catalog.loader import load_catalog
+    from gateway.requests.lookup import receipt_of
+
+    settings = read_settings()
+    catalog = load_catalog(settings.catalog)
+    with open_database(settings) as database:
+        found = asyncio.run(receipt_of(database, Blobs(settings.blobs), None, request_id, {}))
+        with database.snapshot() as connection:
+            names = account_names(connection, [found.closed.account_id])
+    closed = found.closed
+    slo = next((entry.slo for entry in catalog.models if entry.name == closed.model), None)
+    returned = sum(refund.amount_nanos for refund in found.refunds)
+    view = receipt_view(found, slo)
+    view["operator"] = margin_view(closed, returned, catalog.expense_rates(settings.gpu_hour_nanos))
+    shown = {"account": names[closed.account_id], **view}
+    if as_json:
+        print_json(shown)
+    else:
+        print_rows(list(_receipt_lines(shown)), dict, False)
+
+
+def _receipt_lines(view: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a receipt: what was done, its price, its time, and what it earned."""
+    rows = {name: view[name] for name in ("request_id", "account", "model", "task")}
+    rows["ordered_as"] = view.get("ordered_as")
+    rows |= {name: view[name] for name in ("status", "outcome", "reason", "accepted_at")}
+    for line in view["lines"]:
+        per = f" per {line['per']}" if line["per"] > 1 else ""
+        rows[line["unit"]] = f"{line['quantity']} at ${line['price']}{per} = ${line['amount']}"
+    for name in ("cost", "net_cost", "hold"):
+        rows[name] = f"${view[name]}"
+    rows |= {name: f"{value / 1000:.1f} ms" for name, value in _phases(view["timings"])}
+    operator = view["operator"]
+    rows |= {name: operator[name] for name in ("worker", "device", "dtype")}
+    if "margin" in operator:
+        rows["margin"] = f"${operator['margin']}"
+    for name, value in rows.items():
+        if value not in (None, ""):
+            yield {"receipt": name, "value": value}
+
+
+def _phases(timings: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    for name, value in timings.items():
+        if name.endswith("_us") and value:
+            yield name.removesuffix("_us"), value
 
 
 def _usage_row(group: Group) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Shared by all commands: types of options, access to the database, output and errors.
 
-Output is a table or, with ``--json``, JSON. An error is one line on stderr.
+Output is a table or, with ``--json``, JSON. An error is one line on stderr. SQL is imported when a
+command opens the database; ``tollgate up`` never does.
 """
 
 from __future__ import annotations
@@ -11,18 +12,21 @@ import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import getitem
-from typing import Any, Concatenate, Final, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, NoReturn, ParamSpec, TypeVar
 
 import click
 import msgspec
 from pydantic import BaseModel, ValidationError
-from sqlalchemy import Connection
 
-from gateway.audit_log import Author
 from gateway.pricing import parse_usd
 from gateway.settings import Settings
-from gateway.sql.database import Database, schema_is_current
 from gateway.tasks.mistakes import invalid_field
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from gateway.audit_log import Author
+    from gateway.sql.database import Database
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -171,6 +175,14 @@ def read_settings() -> Settings:
 
 @contextlib.contextmanager
 def open_database(settings: Settings) -> Iterator[Database]:
+    from gateway.sql.database import Database, schema_is_current
+
+    file = settings.sqlite_file
+    if file is not None and not file.exists():
+        refuse(
+            f"there is no installation at {file}; run `tollgate up` or `tollgate migrate` here, go "
+            "to the directory in which it was started, or set TOLLGATE_HOME to its home"
+        )
     database = Database(settings.sql_url, prepare=settings.database_prepare)
     try:
         if not schema_is_current(database.engine):
@@ -194,6 +206,8 @@ def snapshot() -> Iterator[Connection]:
 
 def command_author() -> Author:
     """Return the author of the running command, which has the option ``--actor``."""
+    from gateway.audit_log import Author
+
     entered = click.get_current_context().meta
     return Author(entered[_ACTOR], "cli", reason=entered.get(_REASON, ""))
 

@@ -187,7 +187,7 @@ class Lookup:
 
         ``whole``: also load an output from the blob store; raise ``RequestFailed`` if that fails.
         """
-        found, _ = await self._find(account_id, request_id)
+        found, _ = await _find_stored(self._database, self._blobs, account_id, request_id)
         if isinstance(found, OpenRequest):
             return (await self._with_states([found]))[0]
         return await with_output(self._blobs, found) if whole else found
@@ -206,46 +206,9 @@ class Lookup:
         """Load an output that is too large for SQL. Raise ``RequestFailed`` if that fails."""
         return await with_output(self._blobs, closed)
 
-    async def receipt(self, account_id: int, request_id: str) -> Receipt:
-        """Return the receipt of a closed request, also of an archived one. Raise ``NotFound``."""
-        found, steps = await self._find(account_id, request_id)
-        if isinstance(found, OpenRequest):
-            raise NotFound(
-                "receipt_not_ready",
-                f"{request_id} is still {found.status}; its receipt is written when it ends.",
-            )
-        return await self._database.read(
-            lambda connection: read_receipt(connection, found, self._prices, steps)
-        )
-
-    async def _find(
-        self, account_id: int, request_id: str
-    ) -> tuple[OpenRequest | ClosedRequest, Sequence[StepLine] | None]:
-        """Return a request, with its steps if it is archived. Raise ``NotFound``."""
-
-        def read(connection: Connection) -> OpenRequest | ClosedRequest | list[Archive]:
-            found = _find(connection, account_id, request_id)
-            return found or archives_with(connection, request_id)
-
-        if not is_request_id(request_id):
-            raise _not_found(request_id)
-        found = await self._database.read(read)
-        if not isinstance(found, list):
-            return found, None
-        if found:
-            # Imported late: it takes a while, and a gateway should start quickly.
-            from gateway.archive.lookup import find_archived
-
-            try:
-                archived = await find_archived(self._blobs, found, request_id)
-            except Unavailable:
-                raise Unavailable(
-                    "archive_unavailable",
-                    f"The receipt of {request_id} is archived, and the archive cannot be read.",
-                ) from None
-            if archived is not None and archived[0].account_id == account_id:
-                return archived
-        raise _not_found(request_id)
+    async def receipt(self, account_id: int | None, request_id: str) -> Receipt:
+        """Return a receipt as ``receipt_of`` does."""
+        return await receipt_of(self._database, self._blobs, account_id, request_id, self._prices)
 
     async def logged(
         self, request_id: RequestId, after: tuple[int, int] | None
@@ -355,16 +318,55 @@ class Lookup:
             return None
 
 
+async def receipt_of(
+    database: Database, blobs: Blobs, account_id: int | None, request_id: str, prices: PriceCache
+) -> Receipt:
+    """Return the receipt of a closed request; without an account, of any. Raise ``NotFound``."""
+    found, steps = await _find_stored(database, blobs, account_id, request_id)
+    if isinstance(found, OpenRequest):
+        message = f"{request_id} is still {found.status}; its receipt is written when it ends."
+        raise NotFound("receipt_not_ready", message)
+    return await database.read(lambda connection: read_receipt(connection, found, prices, steps))
+
+
+async def _find_stored(
+    database: Database, blobs: Blobs, account_id: int | None, request_id: str
+) -> tuple[OpenRequest | ClosedRequest, Sequence[StepLine] | None]:
+    """Return a request, with its steps if it is archived. Raise ``NotFound``."""
+
+    def read(connection: Connection) -> OpenRequest | ClosedRequest | list[Archive]:
+        found = _find(connection, account_id, request_id)
+        return found or archives_with(connection, request_id)
+
+    if not is_request_id(request_id):
+        raise _not_found(request_id)
+    found = await database.read(read)
+    if not isinstance(found, list):
+        return found, None
+    if found:
+        # Imported late: it takes a while, and a gateway should start quickly.
+        from gateway.archive.lookup import find_archived
+
+        try:
+            archived = await find_archived(blobs, found, request_id)
+        except Unavailable:
+            message = f"The receipt of {request_id} is archived, and the archive cannot be read."
+            raise Unavailable("archive_unavailable", message) from None
+        if archived is not None and account_id in (None, archived[0].account_id):
+            return archived
+    raise _not_found(request_id)
+
+
 def _find(
-    connection: Connection, account_id: int, request_id: str
+    connection: Connection, account_id: int | None, request_id: str
 ) -> OpenRequest | ClosedRequest | None:
     # Holds first: a request that is settled in between is found among the receipts.
     open_one = _OPEN.add_columns(holds.c.job)
     for query, table, read in ((open_one, holds, _open), (_CLOSED, receipts, read_closed)):
-        row = connection.execute(
-            query.where(table.c.request_id == request_id, table.c.account_id == account_id)
-        )
-        found = row.mappings().first()
+        query = query.where(table.c.request_id == request_id)
+        if account_id is not None:
+            query = query.where(table.c.account_id == account_id)
+        found = connection.execute(query).mappings().first()
         if found is not None:
             return read(found)
     return None

@@ -142,7 +142,7 @@ def plan(
     # A judge reads the candidates of its step.
     every = {**{one.name: one for step in chosen.values() for one in expanded(step)}, **chosen}
     quotes = [
-        _quoted(one, every, inputs, models, prefix=prefix)
+        _quoted(one, workflow, every, inputs, models, prefix=prefix)
         for name in needed
         for one in expanded(chosen[name])
     ]
@@ -303,6 +303,7 @@ def _choices(steps: Iterable[Step]) -> Iterator[Choice]:
 
 def _quoted(
     step: Step,
+    workflow: Workflow,
     chosen: Mapping[str, Step],
     inputs: _Inputs,
     models: StepModels,
@@ -326,7 +327,10 @@ def _quoted(
     step_input = StepInput(resolve)
     place = f"steps.{step.name}"
     value = step_input.input(step.input)
-    task, prepared = prepare_step(entry, step.task, value, step_input, prefix=place)
+    try:
+        task, prepared = prepare_step(entry, step.task, value, step_input, prefix=place)
+    except InvalidRequest as error:
+        raise _by_inputs(error, workflow, step, prefix) from None
     written = written_fields(step.input, has_value)
     known = {field: given for field, given in value.items() if field not in written}
     names = _client_names(step, has_value, prefix)
@@ -365,6 +369,34 @@ def _client_names(
         and sole_expression(template) is not None
         and (sources := _sources(template, has_value))
     }
+
+
+def _by_inputs(
+    error: InvalidRequest, workflow: Workflow, step: Step, prefix: str
+) -> InvalidRequest:
+    """Return the refusal of a step's field with the names of the client's inputs that fill it."""
+    field = (error.param or "").removeprefix(f"steps.{step.name}.").partition(".")[0]
+    names = [
+        name
+        for _, expression in references(step.input.get(field))
+        for each in expression
+        if (name := _filling_input(workflow, each)) is not None
+    ]
+    if error.param is None or not names:
+        return error
+    params = [_param(prefix, name) for name in dict.fromkeys(names)]
+    message = error.message.replace(error.param, " or ".join(params))
+    return InvalidRequest(error.code, message, param=params[0])
+
+
+def _filling_input(workflow: Workflow, reference: Reference) -> str | None:
+    """Return the input that a reference needs: its own, or that by which its step is chosen."""
+    if reference.source == "inputs":
+        return reference.name
+    for step in workflow.steps:
+        if step.name == reference.name and (required := condition(step)) is not None:
+            return required[0] if required[1] else None
+    return None
 
 
 def _sum(bills: Iterable[Bill]) -> Bill:

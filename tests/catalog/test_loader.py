@@ -48,7 +48,7 @@ def test_unknown_field_is_reported_with_the_nearest_known_one(file: Path) -> Non
     said = problems(file, RIGHT + "    resolution: [512x512]\n")
 
     assert len(said) == 1
-    assert said[0].startswith("6:5: models[0].resolution: unknown field 'resolution'; ")
+    assert said[0].startswith("6:5: models[0].resolution of painter: unknown field 'resolution'; ")
     assert "did you mean resolutions? (accepted: price, minimum, name, task, also," in said[0]
 
 
@@ -81,8 +81,27 @@ def test_alias_that_is_already_a_name_is_reported(file: Path) -> None:
     said = problems(file, RIGHT + "    aliases: [old]\n" + second + "    aliases: [painter, old]\n")
 
     assert said == [
-        "11:15: models[1].aliases[0]: 'painter' is already used by models[0]; names must differ",
-        "11:24: models[1].aliases[1]: 'old' is already used by models[0]; names must differ",
+        "11:15: models[1].aliases[0] of drawer: 'painter' is already used by models[0]; names "
+        "must differ",
+        "11:24: models[1].aliases[1] of drawer: 'old' is already used by models[0]; names must "
+        "differ",
+    ]
+
+
+def test_block_of_aliases_adds_names_to_entries(file: Path) -> None:
+    file.write_text(RIGHT + "    aliases: [old]\naliases: {dall-e-3: painter, Dall-E: painter}\n")
+
+    (entry,) = load_catalog(file).models
+
+    assert entry.aliases == ("old", "dall-e-3", "Dall-E")
+
+
+def test_alias_of_nothing_or_of_a_name_in_the_block_is_reported(file: Path) -> None:
+    said = problems(file, RIGHT + "aliases:\n  tts-1: paintr\n  painter: painter\n")
+
+    assert said == [
+        "7:3: aliases.tts-1: no model 'paintr' here; did you mean painter? (accepted: painter)",
+        "8:3: aliases.painter: 'painter' is already a name; names must differ",
     ]
 
 
@@ -104,7 +123,7 @@ def test_version_that_cannot_stand_in_is_refused(
 
     said = problems(file, RIGHT + f"    canary: {{{share}}}\n" + second)
 
-    assert said[0].startswith(f"6:14: models[0].canary.{share.split(':')[0]}: ")
+    assert said[0].startswith(f"6:14: models[0].canary.{share.split(':')[0]} of painter: ")
     assert expected in said[0]
 
 
@@ -112,7 +131,7 @@ def test_price_without_a_unit_is_reported_with_all_units(file: Path) -> None:
     said = problems(file, RIGHT.replace("unit: image, ", ""))
 
     assert said == [
-        "5:13: models[0].price[0].unit: 'unit' is missing; accepted is one of request, "
+        "5:13: models[0].price[0].unit of painter: 'unit' is missing; accepted is one of request, "
         "input_token, cached_input_token, output_token, image, video_second, audio_second, "
         "character, step, gpu_second"
     ]
@@ -121,7 +140,9 @@ def test_price_without_a_unit_is_reported_with_all_units(file: Path) -> None:
 def test_unknown_unit_is_reported_with_the_nearest_one(file: Path) -> None:
     said = problems(file, RIGHT.replace("unit: image", "unit: imagse"))
 
-    assert said[0].startswith("5:14: models[0].price[0].unit: 'imagse' is unknown; did you mean")
+    assert said[0].startswith(
+        "5:14: models[0].price[0].unit of painter: 'imagse' is unknown; did you mean"
+    )
     assert "did you mean image?" in said[0]
 
 
@@ -129,21 +150,22 @@ def test_model_without_a_route_is_reported(file: Path) -> None:
     said = problems(file, RIGHT.replace("    engine: echo\n", ""))
 
     assert said == [
-        "2:5: models[0]: no route; give `engine` (run here) or `upstream` (sent elsewhere)"
+        "2:5: models[0] of painter: no route; give `engine` (run here) or `upstream` (sent "
+        "elsewhere)"
     ]
 
 
 def test_model_with_two_routes_is_reported(file: Path) -> None:
     said = problems(file, RIGHT + "    upstream: {url: 'http://x'}\n")
 
-    assert said == ["2:5: models[0]: two routes; give either `engine` or `upstream`"]
+    assert said == ["2:5: models[0] of painter: two routes; give either `engine` or `upstream`"]
 
 
 def test_missing_price_is_reported_with_an_example(file: Path) -> None:
     said = problems(file, RIGHT.replace('    price: [{unit: image, amount: "0.01"}]\n', ""))
 
     assert said == [
-        "2:5: models[0].price: 'price' is missing; accepted is a list, such as "
+        "2:5: models[0].price of painter: 'price' is missing; accepted is a list, such as "
         '[{unit: request, amount: "0.035"}]'
     ]
 
@@ -153,7 +175,7 @@ def test_unquoted_amount_is_reported(file: Path, amount: str) -> None:
     said = problems(file, RIGHT.replace('"0.01"', amount))
 
     assert len(said) == 1
-    assert said[0].startswith("5:27: models[0].price[0].amount: ")
+    assert said[0].startswith("5:27: models[0].price[0].amount of painter: ")
     assert "write " in said[0]
     assert '"0.035"' in said[0]
 
@@ -182,7 +204,8 @@ def test_amount_that_is_not_a_plain_decimal_is_reported(file: Path, amount: str)
     said = problems(file, RIGHT.replace("0.01", amount))
 
     assert said == [
-        f"5:27: models[0].price[0].amount: {amount!r} is not a valid amount; write USD with at "
+        f"5:27: models[0].price[0].amount of painter: {amount!r} is not a valid amount; write USD "
+        "with at "
         'most 9 decimals, such as "0.035" (for finer prices, use `per`)'
     ]
 
@@ -192,23 +215,28 @@ def test_amount_that_is_not_a_plain_decimal_is_reported(file: Path, amount: str)
     [
         (
             '{unit: image, amount: "0.0000000001"}',
-            "6:23: models[0].price[0].amount: '0.0000000001' is not a valid amount; write USD ",
+            "6:23: models[0].price[0].amount of painter: '0.0000000001' is not a valid amount; "
+            "write USD ",
         ),
         (
             '{unit: pixel, amount: "0.01"}',
-            "6:10: models[0].price[0].unit: 'pixel' is unknown; accepted: request, input_token, ",
+            "6:10: models[0].price[0].unit of painter: 'pixel' is unknown; accepted: request, "
+            "input_token, ",
         ),
         (
             '{unit: image, amount: "0.01", when: {resolution: 720p}}',
-            "6:39: models[0].price[0].when: image has only conditional prices; add a line ",
+            "6:39: models[0].price[0].when of painter: image has only conditional prices; add a "
+            "line ",
         ),
         (
             '{unit: input_token, amount: "0.01"}',
-            "5:5: models[0].price: this does not cover text-to-image; price its request, or ",
+            "5:5: models[0].price of painter: this does not cover text-to-image; price its "
+            "request, or ",
         ),
         (
             '{unit: image, amount: "999999999"}',
-            "5:5: models[0].price: the largest request would cost more than 9223372036.8547",
+            "5:5: models[0].price of painter: the largest request would cost more than "
+            "9223372036.8547",
         ),
     ],
 )
@@ -225,14 +253,15 @@ def test_a_limit_on_seconds_is_a_millisecond_to_a_day(file: Path, seconds: str) 
     said = problems(file, RIGHT + f"    limits: {{gpu_seconds: {seconds}}}\n")
 
     assert len(said) == 1
-    assert said[0].startswith("6:14: models[0].limits.gpu_seconds: should be ")
+    assert said[0].startswith("6:14: models[0].limits.gpu_seconds of painter: should be ")
 
 
 def test_zero_price_is_refused(file: Path) -> None:
     said = problems(file, RIGHT.replace("0.01", "0.000"))
 
     assert said == [
-        "5:27: models[0].price[0].amount: '0.000' is zero, but every price component must be "
+        "5:27: models[0].price[0].amount of painter: '0.000' is zero, but every price component "
+        "must be "
         "positive; to give usage away, grant credit"
     ]
 
@@ -242,7 +271,7 @@ def test_value_that_yaml_does_not_read_as_a_string_is_reported(file: Path, value
     said = problems(file, RIGHT + f"    good_for: [drafts, {value}]\n")
 
     assert len(said) == 1
-    assert said[0].startswith("6:24: models[0].good_for[1]: YAML reads ")
+    assert said[0].startswith("6:24: models[0].good_for[1] of painter: YAML reads ")
     assert said[0].endswith("which is not a string; write it in quotes")
 
 
@@ -251,7 +280,7 @@ def test_invalid_limit_is_reported(file: Path, number: str) -> None:
     said = problems(file, RIGHT + f"    limits: {{images: {number}}}\n")
 
     assert len(said) == 1
-    assert said[0].startswith("6:14: models[0].limits.images: should be ")
+    assert said[0].startswith("6:14: models[0].limits.images of painter: should be ")
 
 
 def test_credential_in_a_url_is_refused_and_not_repeated(file: Path) -> None:
@@ -260,7 +289,7 @@ def test_credential_in_a_url_is_refused_and_not_repeated(file: Path) -> None:
     said = problems(file, text)
 
     assert len(said) == 1
-    assert said[0].startswith("4:16: models[0].upstream.url: ")
+    assert said[0].startswith("4:16: models[0].upstream.url of painter: ")
     assert "without user or password" in said[0]
 
 
@@ -292,13 +321,13 @@ def test_all_problems_are_reported_together_in_the_order_of_the_file(file: Path)
     )
 
     assert [line.split(": ", 2)[:2] for line in said] == [
-        ["2:5", "models[0]"],
-        ["3:5", "models[0].task"],
-        ["4:27", "models[0].price[0].amount"],
+        ["2:5", "models[0] of a"],
+        ["3:5", "models[0].task of a"],
+        ["4:27", "models[0].price[0].amount of a"],
         ["5:5", "models[1].name"],
-        ["7:5", "models[1].engine"],
-        ["8:13", "models[1].price[0].unit"],
-        ["9:5", "models[1].famly"],
+        ["7:5", "models[1].engine of a"],
+        ["8:13", "models[1].price[0].unit of a"],
+        ["9:5", "models[1].famly of a"],
         ["10:5", "models[2]"],
         ["11:1", "extra"],
     ]
@@ -329,7 +358,7 @@ def test_error_in_a_merged_value_is_reported_once_at_its_origin(file: Path) -> N
     )
 
     assert len(said) == 2
-    assert said[0].startswith("6:14: models[0].limits.imagse: unknown field 'imagse'; ")
+    assert said[0].startswith("6:14: models[0].limits.imagse of one: unknown field 'imagse'; ")
     assert said[1].startswith("11:5: models[2].name: 'two' is already used")
 
 
@@ -339,7 +368,7 @@ def test_error_in_an_override_of_a_merged_value_is_reported_at_its_position(file
     said = problems(file, text)
 
     assert said == [
-        "9:5: models[1].family: YAML reads 3, which is not a string; write it in quotes"
+        "9:5: models[1].family of b: YAML reads 3, which is not a string; write it in quotes"
     ]
 
 

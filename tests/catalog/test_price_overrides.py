@@ -305,5 +305,5 @@ def test_prices_are_read_from_a_catalog_or_from_a_list(file: Path, tmp_path: Pat
     assert read_prices(other) == {
         "m": Price((Component("request", 500_000_000),), minimum_nanos=1_000_000_000)
     }
-    with pytest.raises(InvalidPriceOverride, match=r"m: price.0.unit"):
+    with pytest.raises(InvalidPriceOverride, match=r"m: price\[0\].unit"):
         read_prices(bad)

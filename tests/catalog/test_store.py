@@ -208,7 +208,7 @@ async def test_a_hangup_signal_reloads_and_a_broken_file_is_logged(
                 await asyncio.sleep(0.01)
 
     assert (
-        f"{file.path}:5:27: models[0].price[0].amount: 'nothing' is not a valid amount"
+        f"{file.path}:5:27: models[0].price[0].amount of painter: 'nothing' is not a valid"
         in caplog.text
     )
 

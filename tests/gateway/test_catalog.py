@@ -44,6 +44,17 @@ def test_filters_and_orders_are_applied_and_listed(caller: Caller) -> None:
     assert whole["data"][0]["typical_order"]["task"] == whole["data"][0]["task"]
 
 
+def test_models_that_can_be_called_now_are_listed_alone(stack: Stack) -> None:
+    caller = stack.caller()
+
+    def names(query: str) -> set[str]:
+        return {one["id"] for one in caller.http.get(f"/v1/models{query}").json()["data"]}
+
+    assert "Veo3" in names("?available=false")
+    assert "echo" in names("?available=true")
+    assert names("") == names("?available=true") | names("?available=false")
+
+
 @pytest.mark.parametrize(
     ("query", "param", "hint"),
     [

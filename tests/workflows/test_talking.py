@@ -127,6 +127,19 @@ def test_recording_becomes_a_talking_head_without_a_speech_step(stack: Stack) ->
     assert [step["name"] for step in receipt["steps"]] == ["show"]
 
 
+def test_missing_speech_is_reported_by_the_inputs_of_the_workflow(stack: Stack) -> None:
+    image = _data(png(person()[0]), "image/png")
+
+    answer = stack.caller().http.post(
+        "/v1/requests", json={"model": "person", "input": {"image": image}}
+    )
+
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["message"].endswith("send input.text or input.audio.")
+    assert error["param"] == "input.text"
+
+
 def test_run_that_fails_after_speech_synthesis_is_not_charged(stack: Stack) -> None:
     caller = stack.caller()
     plain = png(np.full((64, 64, 3), 128, np.uint8))

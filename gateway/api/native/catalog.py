@@ -16,6 +16,7 @@ from gateway.api.http.fields import refuse_unknown_parameters
 from gateway.api.http.guards import VISITOR, refuse_visitor
 from gateway.api.http.headers import ALIAS_HEADER
 from gateway.api.http.request import ApiRequest
+from gateway.catalog.availability import availability
 from gateway.catalog.derived import once_per_entry
 from gateway.catalog.listing import batch_view, entry_view, model_view, providers_view
 from gateway.catalog.picking.filters import (
@@ -73,8 +74,11 @@ class CatalogController(Controller):
         "/models",
         operation_id="ListModels",
         summary="List all models in OpenAI's shape, with prices",
+        description="`available=true` leaves out models that cannot be called now.",
     )
-    async def models(self, request: ApiRequest) -> Response[ModelsView]:
+    async def models(
+        self, request: ApiRequest, available: FromQuery[bool | None] = None
+    ) -> Response[ModelsView]:
         announcements = request.services.requests.health.announcements
         models: list[OfferedModelView] = [
             _with_price_origin(
@@ -82,6 +86,7 @@ class CatalogController(Controller):
                 _price_origin(request, entry),
             )
             for entry in request.entries()
+            if available in (None, availability(entry, announcements) is None)
         ]
         # The last two are required by OpenRouter's client.
         return json_response(

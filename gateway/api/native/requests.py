@@ -13,6 +13,7 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
 from pydantic import ConfigDict, Field
 
+from gateway.accounts.roles import may
 from gateway.api.http.access import requested_account
 from gateway.api.http.answers import (
     KEEP_ALIVE,
@@ -49,7 +50,7 @@ from gateway.api.openai.chat import TASK, ChatCompletion
 from gateway.catalog.tasks import Task, makes
 from gateway.checks.strict import StrictModel
 from gateway.dispatch.follow import FollowedEvent
-from gateway.errors import InvalidRequest, NotFound
+from gateway.errors import InvalidRequest
 from gateway.feedback.store import find
 from gateway.feedback.views import feedback_view
 from gateway.files.download_urls import UrlSigner
@@ -175,20 +176,16 @@ class RequestsController(Controller):
         request_id: FromPath[str],
         account: FromQuery[str | None] = None,
     ) -> Response[ReceiptView]:
-        owner = await request.services.database.read(
-            lambda connection: requested_account(request, connection, account, "requests")
-        )
-        try:
-            found = await request.services.requests.lookup.receipt(owner.id, request_id)
-        except NotFound as error:
-            is_admin = "admin" in request.key.scopes
-            if error.code != "request_not_found" or account is not None or not is_admin:
-                raise
-            raise NotFound(
-                error.code,
-                f"{error.message} If it belongs to another account, add ?account=NAME.",
-                param=error.param,
-            ) from None
+        key = request.key
+        owner_id: int | None = key.account_id
+        if account is not None:
+            owner = await request.services.database.read(
+                lambda connection: requested_account(request, connection, account, "requests")
+            )
+            owner_id = owner.id
+        elif "admin" in key.scopes and may(key.role or "operator", "requests", write=False):
+            owner_id = None
+        found = await request.services.requests.lookup.receipt(owner_id, request_id)
         closed = found.closed
         entry = request.services.live.entry(closed.model)
         view = receipt_view(found, entry.slo if entry else None)
