@@ -1,17 +1,18 @@
 """The ``tollgate`` command, by which operators run and manage an installation.
 
 Prints tables and, with ``--json``, JSON. Exit status: 0 success, 1 refused or a problem was found,
-2 the command line is not valid. An error is one line.
+2 the command line is not valid. An error is one line. What a command needs is imported when it
+runs: SQL takes longer to import than ``tollgate up`` takes to start its first child.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+from dataclasses import asdict
 from typing import Final
 
 import click
-from sqlalchemy.exc import DBAPIError
 
 from gateway.catalog.problems import CatalogError
 from gateway.commands.terminal import (
@@ -19,14 +20,14 @@ from gateway.commands.terminal import (
     actor_option,
     command_author,
     example,
+    json_option,
     open_database,
+    print_json,
     read_settings,
     refuse,
 )
 from gateway.errors import TollgateError
-from gateway.operations.database import record_migration
 from gateway.settings import Settings
-from gateway.sql.database import migrate
 
 COMMANDS: Final = {
     "account": "accounts:account",
@@ -52,6 +53,7 @@ COMMANDS: Final = {
     "plan": "planning.plan:plan_command",
     "rebate": "periods:rebate",
     "reconcile": "reports:reconcile_command",
+    "request": "reports:request",
     "retention": "retention:retention",
     "try": "planning.try_model:try_command",
     "upstream": "upstream:upstream",
@@ -83,12 +85,38 @@ def cli() -> None:
 )
 def up(console_link: bool) -> None:
     """Run everything on this machine: queue server, gateway and a worker, in the foreground."""
-    from gateway.up.embedded import CannotStart, run
+    from gateway.up.children import CannotStart
+    from gateway.up.embedded import run
 
     try:
         run(read_settings(), console_link=console_link)
     except CannotStart as error:
         refuse(str(error))
+
+
+@cli.command(
+    epilog=example("tollgate doctor", "DATABASE_URL=postgresql://… tollgate doctor --json")
+)
+@json_option
+def doctor(as_json: bool) -> None:
+    """Examine this machine and installation, running or not: what is wrong or slow, and what to do.
+
+    Exits with 1 if there is a problem. Warnings do not count.
+    """
+    from gateway.doctor.examination import examine
+
+    has_problem = False
+    found = []
+    for one in examine(read_settings()):
+        has_problem = has_problem or one.level == "problem"
+        found.append(asdict(one))
+        if not as_json:
+            click.echo(f"{one.level:8} {one.part:9} {one.found}")
+            if one.advice:
+                click.echo(f"{'':18} → {one.advice}")
+    if as_json:
+        print_json(found)
+    raise SystemExit(1 if has_problem else 0)
 
 
 @cli.command(
@@ -105,16 +133,26 @@ def up(console_link: bool) -> None:
     metavar="NUMBER",
     help="Serve on an inherited listening socket with this file descriptor, in one process.",
 )
-def serve(processes: int | None, descriptor: int | None) -> None:
+@click.option(
+    "--prepare",
+    is_flag=True,
+    hidden=True,
+    help="First migrate the database and create a first account; for `tollgate up`.",
+)
+def serve(processes: int | None, descriptor: int | None, prepare: bool) -> None:
     """Run the gateway alone; queue, database and workers run elsewhere."""
-    # The other commands need no web server.
+    settings = read_settings()
+    settings.queue_url  # noqa: B018  # fail immediately if it is missing
+    if prepare:
+        from gateway.up import first_start
+
+        first_start.prepare(settings)
+    else:
+        with open_database(settings):
+            pass
     from gateway.server.several import serve_in_processes
     from gateway.server.single import serve as serve_here
 
-    settings = read_settings()
-    settings.queue_url  # noqa: B018  # fail immediately if it is missing
-    with open_database(settings):
-        pass
     logging.basicConfig(
         level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -145,6 +183,9 @@ def _warn_of_missing_url(settings: Settings) -> None:
 @actor_option
 def migrate_command() -> None:
     """Migrate the database to the schema of this version."""
+    from gateway.operations.database import record_migration
+    from gateway.sql.database import migrate
+
     settings = read_settings()
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     recorded = functools.partial(record_migration, author=command_author())
@@ -164,10 +205,18 @@ def main() -> None:
         refuse(str(error))
     except OverflowError:
         refuse("a number or a moment is out of range")
-    except DBAPIError as error:
-        refuse(f"the database failed: {error.orig}")
+    except FileNotFoundError as error:
+        is_catalog = str(error.filename) == str(read_settings().catalog)
+        hint = "; set TOLLGATE_CATALOG to the path of your catalog" if is_catalog else ""
+        refuse(f"{error.strerror}: {error.filename}{hint}" if error.filename else str(error))
     except OSError as error:
         refuse(f"{error.strerror}: {error.filename}" if error.filename else str(error))
+    except Exception as error:
+        from sqlalchemy.exc import DBAPIError
+
+        if not isinstance(error, DBAPIError):
+            raise
+        refuse(f"the database failed: {error.orig}")
 
 
 if __name__ == "__main__":

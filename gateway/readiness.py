@@ -54,7 +54,7 @@ class Readiness:
         return {**dict(zip(names, answers, strict=True)), "queue": self._watch.healthy}
 
     async def _writes(self) -> bool:
-        found = await self._database.write(_write)
+        found = await self._database.write(write_probe)
         self._set_aside = found.set_aside
         for kind in KINDS:
             metrics.SET_ASIDE.labels(kind).set(found.set_aside.get(kind, 0))
@@ -100,12 +100,14 @@ class _Check:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class ProbedState:
+    """What a write of the readiness check found."""
+
     set_aside: Mapping[str, int]
     skew_s: float
 
 
-def _write(connection: Connection) -> _Found:
+def write_probe(connection: Connection) -> ProbedState:
     """Write a row; read the counts of rows set aside and the clock of the database."""
     now = datetime.now(UTC)
     row = upsert(connection, chores).values(name=ROW_NAME, due_at=now)
@@ -115,4 +117,4 @@ def _write(connection: Connection) -> _Found:
         # SQLite uses the clock of this process, so there is no skew.
         theirs = connection.execute(select(func.clock_timestamp())).scalar_one()
         skew_s = (theirs - datetime.now(UTC)).total_seconds()
-    return _Found(count_notes(connection), skew_s)
+    return ProbedState(count_notes(connection), skew_s)

@@ -15,6 +15,8 @@ from typing import Final
 
 from gateway.up.queue_server import die_with_parent
 
+COMMAND: Final = "tollgate"
+"""Name with which a command's error begins."""
 LOG_BYTES_MAX: Final = 10_000_000
 """Size at which a log is rotated; the previous one is deleted."""
 LOG_CHECK_S: Final = 10.0
@@ -22,6 +24,10 @@ STOP_S: Final = 15.0
 """Time after which a child that was asked to stop is killed."""
 RESTART_PAUSES_S: Final = (0.2, 1.0, 5.0, 15.0)
 STABLE_S: Final = 60.0
+
+
+class CannotStart(Exception):
+    """The reason why ``up`` cannot start, in one line."""
 
 
 @dataclass(slots=True)
@@ -46,6 +52,8 @@ class Child:
     started: float = 0.0
     failures: int = 0
     stopping: bool = field(default=False)
+    log_start: int = 0
+    """Size of the log when the process was started."""
 
     @property
     def keeps_failing(self) -> bool:
@@ -56,6 +64,7 @@ class Child:
         with contextlib.ExitStack() as stack:
             # Opened once, for the child to write.
             log = None if self.log is None else stack.enter_context(open(self.log, "ab"))  # noqa: ASYNC230
+            self.log_start = 0 if self.log is None else self.log.stat().st_size
             self.process = await asyncio.create_subprocess_exec(
                 *self.command,
                 env=dict(self.environment),
@@ -88,6 +97,15 @@ class Child:
             await asyncio.sleep(pause)
             if not self._stopped():
                 await self.start()
+
+    def last_words(self) -> str:
+        """Return the error with which the process, a command of Tollgate, has ended."""
+        if self.log is None:
+            return ""
+        with open(self.log, "rb") as file:
+            file.seek(self.log_start)
+            text = file.read().decode(errors="replace")
+        return text.rpartition(f"{COMMAND}: ")[2].strip() if f"{COMMAND}: " in text else ""
 
     async def keep_log_small(self) -> None:
         """Rotate the log whenever it is too large, while the child keeps writing."""

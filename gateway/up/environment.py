@@ -12,8 +12,8 @@ from typing import Final
 
 from pydantic import SecretStr
 
-from gateway.catalog.schema import CatalogEntry
 from gateway.settings import Settings
+from workers.contract.models import ModelSpec
 
 SYSTEM: Final = frozenset(
     {
@@ -90,13 +90,13 @@ def secret_names(settings: type[Settings] = Settings) -> frozenset[str]:
     return frozenset(names)
 
 
-def credentials(entries: Iterable[CatalogEntry]) -> frozenset[str]:
+def credentials(specs: Iterable[ModelSpec]) -> frozenset[str]:
     """Return the names of the environment variables with credentials of a catalog's upstreams."""
     found: set[str] = set()
-    for entry in entries:
-        if entry.upstream is not None:
-            named = [entry.upstream.credential]
-            named += [place.credential for place in entry.upstream.endpoints]
+    for spec in specs:
+        if spec.upstream is not None:
+            named = [spec.upstream.credential]
+            named += [place.credential for place in spec.upstream.endpoints]
             found.update(name for name in named if name)
     return frozenset(found)
 

@@ -15,6 +15,8 @@ from typing import Final
 
 UMASK: Final = 0o077
 DIRECTORY_MODE: Final = 0o700
+KEYS_FILE: Final = "first-keys.env"
+"""File of the keys of the first account, which the first start creates."""
 FILE_MODE: Final = 0o600
 
 _QUEUE_FILES: Final = ("appendonlydir", "appendonly.aof", "dump.rdb")

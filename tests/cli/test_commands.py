@@ -221,8 +221,53 @@ def test_reconcile_exits_with_1_if_balances_differ(command: Command) -> None:
     assert "R2 account" in command.run("reconcile", status=1)
 
 
+def test_command_elsewhere_says_where_an_installation_is_expected(home: Path) -> None:
+    said = Command(home).run("account", "list", status=1)
+
+    assert said.count("\n") == 1
+    assert f"there is no installation at {home / 'tollgate.db'}" in said
+    assert "TOLLGATE_HOME" in said
+    assert not (home / "tollgate.db").exists()
+
+
+def test_missing_catalog_is_reported_with_its_setting(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(command.home)
+
+    assert "TOLLGATE_CATALOG" in command.run("catalog", "show", status=1)
+
+
+def test_price_of_an_unknown_unit_is_refused_in_the_words_of_the_catalog(command: Command) -> None:
+    wrong = ("--component", "token 0.1", "--reason", "x")
+
+    said = command.run("catalog", "price", "set", "pocket-chat", *wrong, status=1)
+
+    assert "price[0].unit: 'token' is unknown; did you mean input_token?" in said
+    assert "Tuple" not in said
+
+
+def test_receipt_of_any_account_is_shown(command: Command) -> None:
+    database = Database(command.url)
+    books = open_books(database, credit=10_000_000)
+    placed = books.order()
+    with database.transaction() as connection:
+        hold(connection, [placed])
+    assert "is still queued" in command.run("request", "show", placed.request_id, status=1)
+    books.settle(done(placed.request_id))
+    database.dispose()
+
+    shown = command.run("request", "show", placed.request_id)
+    receipt = command.json("request", "show", placed.request_id)
+
+    assert f"${receipt['cost']}" in shown
+    assert (receipt["account"], receipt["outcome"]) == (books.account.name, "charged")
+    assert "There is no request" in command.run("request", "show", "req_x", status=1)
+
+
 def test_commands_refuse_a_database_without_the_schema(home: Path) -> None:
     made = Command(home)
+    (home / "tollgate.db").touch()
 
     assert "run: tollgate migrate" in made.run("account", "list", status=1)
     made.run("migrate")

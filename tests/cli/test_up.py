@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -15,16 +16,19 @@ import httpx
 import pytest
 
 from gateway.up.queue_server import die_with_parent
+from tests.cli.here import run_here
 from tests.stack import CATALOG, alive, free_port, wait_for
 
 
 class Up:
     """A running ``tollgate up``; its output is in the file ``said``."""
 
-    def __init__(self, home: Path, *, output: int | None = None, **environment: str) -> None:
+    def __init__(
+        self, home: Path, *, output: int | None = None, price: str = "0.40", **environment: str
+    ) -> None:
         home.parent.mkdir(parents=True, exist_ok=True)
         catalog = home.parent / "catalog.yaml"
-        catalog.write_text(CATALOG.format(veo="0.40"))
+        catalog.write_text(CATALOG.format(veo=price))
         self.home = home
         self.port = free_port()
         # No queue server on PATH and no URL of one, so that the packaged server is used.
@@ -99,6 +103,31 @@ def test_ready_line_and_working_curl_command_are_printed(up: Up) -> None:
         json={"model": "echo", "messages": [{"role": "user", "content": "hi"}]},
     )
     assert chat.json()["choices"][0]["message"]["content"] == "hi"
+
+
+def test_each_part_is_reported_when_it_is_ready(up: Up) -> None:
+    said = up.said.read_text()
+
+    assert said.startswith("starting queue server, gateway and worker; logs are in ")
+    assert re.search(r"^ +\d+\.\d s  gateway$", said, re.M)
+    assert re.search(r"^ +\d+\.\d s  .*\becho\b", said, re.M)
+    wait_for(lambda: "models are loaded" in up.said.read_text(), "every model")
+    assert not re.search(r"could not be loaded", up.said.read_text())
+    examined = run_here(("doctor", "--json"), up.environment)
+    found = {one["part"]: one for one in json.loads(examined.stdout)}
+    assert found["gateway"]["level"] == found["worker"]["level"] == found["queue"]["level"] == "ok"
+    assert "a commit takes" in found["database"]["found"]
+
+
+def test_gateway_that_cannot_start_is_reported_with_its_reason(home: Path) -> None:
+    started = Up(home, price="nothing")
+
+    assert started.process.wait(timeout=60) == 1
+
+    said = started.said.read_text()
+    assert "is not a valid amount" in said
+    assert "Traceback" not in said
+    assert "\nready" not in said
 
 
 def test_first_keys_are_written_to_a_file_only_the_owner_can_read(up: Up, home: Path) -> None:

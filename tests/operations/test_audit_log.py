@@ -31,7 +31,7 @@ from gateway.retention.kinds import all_kinds
 from gateway.settings import Settings
 from gateway.sql.database import Database
 from gateway.tables.audit import audit_events, audit_horizon
-from gateway.up import embedded
+from gateway.up.first_start import prepare
 from tests.ledger.books import PEPPER
 from workers.contract.blobs import Blobs
 
@@ -210,7 +210,7 @@ def test_the_first_start_is_recorded(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "home")
     settings.home.mkdir()
 
-    embedded._prepare(settings)
+    prepare(settings)
 
     database = Database(settings.sql_url)
     try:

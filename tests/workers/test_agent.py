@@ -152,6 +152,9 @@ async def test_worker_announces_served_models_and_reasons_for_the_others(gateway
     assert announced.worker == worker.name
     assert announced.models == ("echo",)
     assert announced.loaded == ("echo",)
+    assert announced.loading == ()
+    assert list(announced.problems) == ["broken"]
+    assert "step_us" in announced.problems["broken"]
     assert announced.unavailable == {
         "wrong": "invalid options: Expected `int | null`, got `str` - at `$.concurrency`",
         "broken": "its engine could not be loaded; see the worker's log",

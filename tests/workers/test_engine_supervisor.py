@@ -77,11 +77,14 @@ class Owner:
 
 
 @contextlib.asynccontextmanager
-async def hosted(*specs: ModelSpec, preload: bool = True) -> AsyncIterator[Owner]:
+async def hosted(
+    *specs: ModelSpec, preload: bool = True, loaded: bool = True
+) -> AsyncIterator[Owner]:
+    """Run specs; ``loaded``: until all of them are loaded."""
     owner = Owner(*specs, preload=preload)
     task = asyncio.create_task(owner.host.run())
     try:
-        await owner.until(lambda: owner.host.ready)
+        await owner.until(lambda: owner.host.ready and not (loaded and owner.host.loading))
         yield owner
     finally:
         task.cancel()
@@ -154,6 +157,33 @@ async def test_a_killed_process_is_reported_once_and_replaced() -> None:
 
     assert owner.crashes == [()]
     assert isinstance(outcome, Completed)
+
+
+async def test_first_model_takes_jobs_before_the_last_one_is_loaded() -> None:
+    last = echo("last", load_us=60_000_000)
+    async with hosted(echo(), echo("next", load_us=50_000), last, loaded=False) as owner:
+        await owner.until(lambda: owner.host.takes("echo"))
+        assert (owner.host.takes("last"), owner.host.obstacle("last")) == (
+            False,
+            "it is still loading",
+        )
+        job = handoff(1, "early")
+        owner.host.submit([job])
+
+        outcome = await owner.ends(job.job.request_id)
+
+        assert isinstance(outcome, Completed)
+        assert "last" in owner.host.loading
+
+
+async def test_job_of_a_model_that_waits_to_be_loaded_loads_it_first() -> None:
+    last = echo("last", load_us=60_000_000)
+    async with hosted(echo(load_us=100_000), last, echo("third"), loaded=False) as owner:
+        job = handoff(1, "now", model="third")
+        owner.host.submit([job])
+
+        assert isinstance(await owner.ends(job.job.request_id), Completed)
+        assert "last" in owner.host.loading
 
 
 async def test_hanging_process_is_killed() -> None:

@@ -244,9 +244,7 @@ class Agent:
 
     def _update_leasing(self, served: ServedModel) -> None:
         """Open or close a model for leasing."""
-        ready = served.host is self._upstreams or (
-            self._engines.ready and served.model not in self._engines.problems
-        )
+        ready = served.host is self._upstreams or self._engines.takes(served.model)
         if not ready or served.running >= served.capacity or self._draining.is_set():
             served.open.clear()
         elif not served.open.is_set():
@@ -379,7 +377,8 @@ class Agent:
         announced = False
         while True:
             self._changed.clear()
-            ready = self._engines.ready or not self._engine_models
+            started = self._engines.ready and not self._engines.loading
+            ready = started or not self._engine_models
             await retry_forever("announcing", lambda: self._workers.announce(self._announcement()))
             if ready and not announced:
                 announced = True
@@ -390,10 +389,9 @@ class Agent:
 
     def _announcement(self) -> Announcement:
         unavailable = dict(self._unavailable)
-        if not self._engines.available:
-            unavailable |= dict.fromkeys(self._engine_models, self._engines.state)
-        for model in self._engines.problems:
-            unavailable[model] = "its engine could not be loaded; see the worker's log"
+        for model in self._engine_models:
+            if (obstacle := self._engines.obstacle(model)) is not None:
+                unavailable[model] = obstacle
         for model in self._upstreams.down:
             unavailable[model] = "its upstream does not respond; the worker keeps probing it"
         silent_s = time.monotonic() - SILENT_S
@@ -404,6 +402,8 @@ class Agent:
             worker=self.worker,
             models=tuple(model for model in self._served if model not in unavailable),
             loaded=tuple(self._engines.loaded),
+            loading=self._engines.loading,
+            problems=self._engines.problems,
             unavailable=unavailable,
             device=self._device,
             running=len(self._leased),

@@ -99,13 +99,25 @@ class EngineSupervisor:
         """Consecutive processes that were not stable."""
 
     @property
-    def available(self) -> bool:
-        """Whether jobs should be accepted: the process runs or is being restarted after a crash."""
-        return self.ready or 0 < self._failures < FAILURES_MAX
+    def loading(self) -> tuple[str, ...]:
+        """Models that are neither loaded nor failed; none if they load at their first job."""
+        if not self._configure.preload:
+            return ()
+        known = self.loaded | self.problems.keys()
+        return tuple(spec.name for spec in self._configure.models if spec.name not in known)
 
-    @property
-    def state(self) -> str:
-        """Reason for not being available, for the operator."""
+    def takes(self, model: str) -> bool:
+        """Whether the process takes jobs of a model now."""
+        loads = self._configure.preload and model not in self.loaded
+        return self.ready and not loads and model not in self.problems
+
+    def obstacle(self, model: str) -> str | None:
+        """Return why jobs of a model should not be accepted, or None. While a process that crashed
+        is started again, they wait."""
+        if model in self.problems:
+            return "its engine could not be loaded; see the worker's log"
+        if self.takes(model) or 0 < self._failures < FAILURES_MAX:
+            return None
         if self._failures:
             return f"its engine process has ended {self._failures} times in a row"
         return "it is still loading"

@@ -7,6 +7,7 @@ an error here means that the worker reads another file.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,14 @@ class UpstreamSpec(msgspec.Struct, frozen=True, omit_defaults=True):
                 one.weight,
             )
             for one in self.endpoints or (EndpointSpec(self.url),)
+        )
+
+    def usable(self, environ: Mapping[str, str]) -> tuple[EndpointSpec, ...]:
+        """Return the endpoints that need no credential or whose credential is set."""
+        return tuple(
+            each
+            for each in self.all_endpoints
+            if each.credential is None or environ.get(each.credential)
         )
 
 

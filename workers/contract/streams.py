@@ -376,6 +376,10 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
     """Models that it serves, loaded or not."""
     loaded: tuple[str, ...] = ()
     """Models that are loaded now."""
+    loading: tuple[str, ...] = ()
+    """Models that are loaded next, one by one; they are not served before."""
+    problems: dict[str, str] = {}
+    """Model → what the engine reported when it could not be loaded, for the operator."""
     unavailable: dict[str, str] = {}
     """Model → reason why this worker does not serve it, for the operator."""
     device: str = "cpu"

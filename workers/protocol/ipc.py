@@ -18,7 +18,7 @@ from workers.protocol.engine import CancelReason
 
 
 class Configure(msgspec.Struct, frozen=True, tag="configure"):
-    """The first message: the models, and whether weights are loaded before the first job."""
+    """The first message: the models, and whether they are loaded before their first job."""
 
     worker: str
     models: tuple[ModelSpec, ...]
@@ -57,7 +57,7 @@ Command: TypeAlias = Configure | Admit | Cancel | Withdraw
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """All models have been loaded, or have failed to load."""
+    """The process takes jobs: with ``preload`` of models that it has loaded, else of all."""
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):

@@ -4,6 +4,9 @@ The agent starts it with one end of a socket. The process ends with its agent: w
 closed and, on Linux, also by a signal of the kernel, so that a killed agent leaves no process
 behind that occupies the device. It knows neither queue nor leases; if it crashes, its agent
 requeues its jobs. Commands are read between steps, without blocking while there is work.
+
+Models are loaded one by one, in the order of the catalog. Each is served as soon as it is loaded;
+while the next one loads, running jobs wait.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from workers.contract.models import ModelSpec
 from workers.engines import registry
 from workers.logs import configure_logging
 from workers.protocol.ipc import (
@@ -52,6 +56,8 @@ _READ_BYTES: Final = 1 << 18
 _PARTIAL_MS: Final = 5
 """Time to wait for the rest of a command before the next step."""
 _PR_SET_PDEATHSIG: Final = 1
+_LOAD_PAUSE_S: Final = 1.0
+"""Time for running jobs between two loads. Without jobs, one load follows the other."""
 _THREADS: Final = 4
 """Threads that read and write files beside the loop; they use no device and rarely hold the GIL."""
 
@@ -121,22 +127,21 @@ def serve(connection: Connection) -> None:
         unix_ms=lambda: time.time_ns() // 1_000_000,
         background=Background(_now_us, pool.submit, connection.wake),
     )
-    for spec in configure.models:
-        try:
-            loop.add(spec.name, registry.create(spec), weight=registry.serving(spec).weight)
-        except Exception as error:
-            log.exception("could not create an engine", extra={"model": spec.name})
-            connection.send(Loaded(spec.name, f"{type(error).__name__}: {error}"))
-            continue
-        if configure.preload:
-            _load(loop, spec.name, connection)
     PULSE.send = lambda: connection.send(KeepAlive())
+    waiting = {spec.name: spec for spec in configure.models}
+    if not configure.preload:
+        for spec in configure.models:
+            _create(loop, waiting.pop(spec.name), connection)
     connection.send(Ready())
-    _apply(loop, rest, connection)
+    _apply(loop, rest, connection, waiting)
+    next_load_s = 0.0
     while True:
-        if (patience_s := loop.patience_s) != 0.0:
+        if not waiting and (patience_s := loop.patience_s) != 0.0:
             connection.wait(patience_s)
-        _apply(loop, connection.receive(), connection)
+        _apply(loop, connection.receive(), connection, waiting)
+        if waiting and (loop.idle or time.monotonic() >= next_load_s):
+            _start(loop, waiting.pop(next(iter(waiting))), connection)
+            next_load_s = time.monotonic() + _LOAD_PAUSE_S
         while model := loop.missing_model:
             _load(loop, model, connection)
         if not loop.idle:
@@ -144,15 +149,40 @@ def serve(connection: Connection) -> None:
             connection.send(Stepped(loop.busy_us, tuple(report.events), tuple(report.outcomes)))
 
 
+def _start(loop: StepLoop, spec: ModelSpec, connection: Connection) -> None:
+    connection.send(Loading(spec.name))
+    if _create(loop, spec, connection):
+        _load(loop, spec.name, connection)
+
+
+def _create(loop: StepLoop, spec: ModelSpec, connection: Connection) -> bool:
+    """Create the engine of a model. Report a failure, and return whether it succeeded."""
+    try:
+        loop.add(spec.name, registry.create(spec), weight=registry.serving(spec).weight)
+    except Exception as error:
+        log.exception("could not create an engine", extra={"model": spec.name})
+        connection.send(Loaded(spec.name, f"{type(error).__name__}: {error}"))
+        return False
+    return True
+
+
 def _now_us() -> int:
     return time.monotonic_ns() // 1000
 
 
-def _apply(loop: StepLoop, commands: list[Command], connection: Connection) -> None:
+def _apply(
+    loop: StepLoop,
+    commands: list[Command],
+    connection: Connection,
+    waiting: dict[str, ModelSpec],
+) -> None:
+    """Apply commands. A job of a model that is ``waiting`` to be loaded loads it now."""
     for command in commands:
         match command:
             case Admit(jobs):
                 for handed in jobs:
+                    if handed.job.model in waiting:
+                        _start(loop, waiting.pop(handed.job.model), connection)
                     loop.admit(
                         handed.job,
                         queue_us=handed.queue_us,

@@ -1,20 +1,20 @@
 """The dialects of upstreams: one module each, behind a common interface.
 
-A dialect knows the wire format of a service, but neither queue nor leases nor prices.
+A dialect knows the wire format of a service, but neither queue nor leases nor prices. Its module is
+imported only by a worker that serves an upstream's model, because HTTP clients and codecs take
+longer to import than the rest of the agent.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 from workers.contract.jobs import Completed, Event, Failed, Job, Usage
 from workers.contract.models import ModelSpec
 from workers.protocol.engine import PhaseClock
-from workers.upstreams.endpoints import usable
-from workers.upstreams.gmi import Gmi
 from workers.upstreams.notes import NO_NOTES, Notes
-from workers.upstreams.openai import OpenAI
 
 SendEvent: TypeAlias = Callable[[Event], None]
 
@@ -76,7 +76,8 @@ class _Kind(Protocol):
     def read_options(self, spec: ModelSpec) -> object: ...
 
 
-DIALECTS: Final[Mapping[str, _Kind]] = {"openai": OpenAI, "gmi": Gmi}
+DIALECTS: Final = {"openai": "workers.upstreams.openai:OpenAI", "gmi": "workers.upstreams.gmi:Gmi"}
+"""Where the client of each dialect is."""
 
 
 def obstacle(spec: ModelSpec, environ: Mapping[str, str]) -> str | None:
@@ -86,11 +87,11 @@ def obstacle(spec: ModelSpec, environ: Mapping[str, str]) -> str | None:
         return (
             f"unknown dialect {spec.upstream.dialect!r}; this worker supports {', '.join(DIALECTS)}"
         )
-    if not usable(spec.upstream, environ):
+    if not spec.upstream.usable(environ):
         missing = dict.fromkeys(each.credential for each in spec.upstream.all_endpoints)
         return f"{', '.join(filter(None, missing))} is not set"
     try:
-        DIALECTS[spec.upstream.dialect].read_options(spec)
+        _kind(spec.upstream.dialect).read_options(spec)
     except ValueError as error:
         return str(error)
     return None
@@ -99,4 +100,10 @@ def obstacle(spec: ModelSpec, environ: Mapping[str, str]) -> str | None:
 def connect(spec: ModelSpec, environ: Mapping[str, str]) -> Dialect:
     """Create the client of an entry without an obstacle."""
     assert spec.upstream is not None
-    return DIALECTS[spec.upstream.dialect](spec, environ)
+    return _kind(spec.upstream.dialect)(spec, environ)
+
+
+def _kind(dialect: str) -> _Kind:
+    module, _, name = DIALECTS[dialect].partition(":")
+    found: _Kind = getattr(importlib.import_module(module), name)
+    return found

@@ -140,7 +140,7 @@ class Endpoints:
                 connect_timeout_s=upstream.connect_timeout_s,
                 prefix=prefix,
             )
-            for spec in usable(upstream, environ)
+            for spec in upstream.usable(environ)
         ]
         models = Counter(endpoint.model for endpoint in self.all)
         for endpoint in self.all if len(self.all) > 1 else ():
@@ -181,12 +181,3 @@ def _of_lowest_tier(group: Sequence[Endpoint], key: str) -> Endpoint:
         return min(tier, key=lambda one: one.load)
     chosen = choose(weights, key)
     return next(one for one in tier if one.url + one.model == chosen)
-
-
-def usable(upstream: UpstreamSpec, environ: Mapping[str, str]) -> Sequence[EndpointSpec]:
-    """Return the endpoints that need no credential or whose credential is set."""
-    return [
-        spec
-        for spec in upstream.all_endpoints
-        if spec.credential is None or environ.get(spec.credential)
-    ]

@@ -1,0 +1,1 @@
+"""``tollgate doctor``: examines a machine and an installation, whether or not it runs."""
