@@ -149,6 +149,19 @@ def _has_charge(archive: Archive, id: int) -> bool:
     return any(int(file.first) <= id <= int(file.last) for file in archive.manifest.of("transfers"))
 
 
+def charge_of(connection: Connection, account_id: int, request_id: str) -> LedgerEntry | None:
+    """Find the transfer that charged a request; None if it is free, or archived."""
+    booked = select(receipts.c.transfer_id).where(receipts.c.request_id == request_id)
+    row = connection.execute(
+        _entries().where(
+            transfers.c.id == booked.scalar_subquery(), transfers.c.from_account == account_id
+        )
+    ).first()
+    if row is None:
+        return None
+    return _entry(row, False, _count_requests(connection, [row])[row.id])
+
+
 def _archived(
     connection: Connection, account_id: int, *, limit: int, below: int | None
 ) -> list[LedgerEntry]:

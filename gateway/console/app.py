@@ -31,7 +31,7 @@ from gateway.console.guards import (
     path_of,
 )
 from gateway.console.headers import PREFIX
-from gateway.console.pages import home
+from gateway.console.pages import accounts, home, keys, models, money, reports, requests
 from gateway.console.rendering import page_now
 from gateway.console.visitors import Visitor, visitor_of
 from gateway.errors import InternalError, InvalidRequest, TollgateError, Unavailable
@@ -60,6 +60,12 @@ def console_router() -> Router:
             ProofController,
             receive_report,
             *home.HANDLERS,
+            *requests.HANDLERS,
+            *models.HANDLERS,
+            *money.HANDLERS,
+            *reports.HANDLERS,
+            *keys.HANDLERS,
+            *accounts.HANDLERS,
             *assets.HANDLERS,
             _nothing,
         ],

@@ -180,10 +180,9 @@ class Lookup:
         self._ends = GroupCommit(read)
 
     async def find(
-        self, account_id: int, request_id: str, *, whole: bool = True
+        self, account_id: int | None, request_id: str, *, whole: bool = True
     ) -> OpenRequest | ClosedRequest:
-        """Return a request of the account, also an archived one. Raise ``NotFound`` if there is
-        none.
+        """Return a request, also an archived one; without an account, of any. Raise ``NotFound``.
 
         ``whole``: also load an output from the blob store; raise ``RequestFailed`` if that fails.
         """
@@ -199,7 +198,7 @@ class Lookup:
         if isinstance(found, ClosedRequest):
             return await with_output(self._blobs, found)
         if not found:
-            raise _not_found(request_id)
+            raise request_not_found(request_id)
         return None
 
     async def with_output(self, closed: ClosedRequest) -> ClosedRequest:
@@ -339,7 +338,7 @@ async def _find_stored(
         return found or archives_with(connection, request_id)
 
     if not is_request_id(request_id):
-        raise _not_found(request_id)
+        raise request_not_found(request_id)
     found = await database.read(read)
     if not isinstance(found, list):
         return found, None
@@ -354,7 +353,7 @@ async def _find_stored(
             raise Unavailable("archive_unavailable", message) from None
         if archived is not None and account_id in (None, archived[0].account_id):
             return archived
-    raise _not_found(request_id)
+    raise request_not_found(request_id)
 
 
 def _find(
@@ -385,7 +384,7 @@ def _ends(
     return [found.get(one, one in still_open) for one in asked]
 
 
-def _not_found(request_id: str) -> NotFound:
+def request_not_found(request_id: str) -> NotFound:
     return NotFound("request_not_found", f"There is no request {request_id!r}.", param="request_id")
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from typing import Literal, TypedDict
 
 from litestar import Controller, Response, get
 from litestar.params import FromQuery
 from sqlalchemy import Connection
 
+from gateway.accounts.accounts import Account
 from gateway.api.http.access import requested_account
 from gateway.api.http.answers import PageView, json_response, page_view
 from gateway.api.http.bodies import check_limit
 from gateway.api.http.fields import IdInPath
-from gateway.api.http.request import ApiRequest
+from gateway.api.http.request import ApiRequest, Services
 from gateway.billing.entries import (
     ArchivedEntry,
     ChargedEntry,
@@ -103,25 +105,12 @@ class LedgerController(Controller):
         entry_id: IdInPath,
         account: FromQuery[str | None] = None,
     ) -> Response[LedgerEntryWithReceiptsView]:
-
-        def read(
-            connection: Connection,
-        ) -> tuple[LedgerEntry, list[ChargedEntry]] | ArchivedEntry:
-            owner = requested_account(request, connection, account, "ledger")
-            return find_entry(connection, owner.id, entry_id)
-
-        services, account_id = request.services, request.key.account_id
-        try:
-            found = await services.database.report(read, account_id=account_id)
-            if isinstance(found, ArchivedEntry):
-                # Imported late: it takes a while, and a gateway should start quickly.
-                from gateway.billing.archived_entries import read_archived_entry
-
-                async with services.database.long_reports(account_id):
-                    found = await asyncio.to_thread(read_archived_entry, services.blobs, found)
-            entry, charged = found
-        except LookupError as error:
-            raise NotFound("entry_not_found", f"{error.args[0]}.", param="entry_id") from None
+        _, entry, charged = await read_entry(
+            request.services,
+            lambda connection: requested_account(request, connection, account, "ledger"),
+            entry_id,
+            account_id=request.key.account_id,
+        )
         return json_response(
             {
                 **entry_view(entry),
@@ -135,6 +124,37 @@ class LedgerController(Controller):
                 ],
             }
         )
+
+
+async def read_entry(
+    services: Services,
+    find_owner: Callable[[Connection], Account],
+    entry_id: int,
+    *,
+    account_id: int | None,
+) -> tuple[Account, LedgerEntry, Sequence[ChargedEntry]]:
+    """Find a movement, also an archived one, and its account. Raise ``NotFound``.
+
+    ``account_id`` is the account on whose behalf it is read.
+    """
+
+    def read(
+        connection: Connection,
+    ) -> tuple[Account, tuple[LedgerEntry, list[ChargedEntry]] | ArchivedEntry]:
+        owner = find_owner(connection)
+        return owner, find_entry(connection, owner.id, entry_id)
+
+    try:
+        owner, found = await services.database.report(read, account_id=account_id)
+        if isinstance(found, ArchivedEntry):
+            # Imported late: it takes a while, and a gateway should start quickly.
+            from gateway.billing.archived_entries import read_archived_entry
+
+            async with services.database.long_reports(account_id or owner.id):
+                found = await asyncio.to_thread(read_archived_entry, services.blobs, found)
+    except LookupError as error:
+        raise NotFound("entry_not_found", f"{error.args[0]}.", param="entry_id") from None
+    return owner, *found
 
 
 def entry_view(entry: LedgerEntry) -> LedgerEntryView:

@@ -1,1 +1,1 @@
-"""The pages: one module of controllers for each part of the navigation."""
+"""The console's pages, one module per group; each ends with its ``HANDLERS``."""

@@ -1,0 +1,116 @@
+"""The navigation: which pages exist, in which groups, and who sees them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.console.roles import Act
+from gateway.console.visitors import Visitor
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A page in the navigation, for those who may do its act.
+
+    ``key`` follows ``g`` on the keyboard. One that ``is_of_account`` needs a chosen account.
+    """
+
+    label: str
+    path: str
+    icon: str
+    act: Act
+    key: str
+    is_of_account: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A place as a visitor sees it; ``primary`` ones are in the bar of small screens."""
+
+    place: Place
+    current: bool
+    primary: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    name: str
+    links: Sequence[Link]
+
+
+PLACES: Final[Sequence[tuple[str, Sequence[Place]]]] = (
+    (
+        "Now",
+        (
+            Place("Overview", "/console", "pulse", "installation.read", "o"),
+            Place("Home", "/console/home", "home", "accounts.read", "h", True),
+        ),
+    ),
+    (
+        "Requests",
+        (
+            Place("Requests", "/console/requests", "list", "requests.read", "r"),
+            Place("Failures", "/console/failures", "alert", "requests.read", "f"),
+        ),
+    ),
+    (
+        "Models",
+        (
+            Place("Models", "/console/models", "cube", "catalog.read", "m"),
+            Place("Picker", "/console/pick", "target", "catalog.read", "i"),
+        ),
+    ),
+    (
+        "Money",
+        (
+            Place(
+                "Balance", "/console/balance", "wallet", "accounts.read", "b", is_of_account=True
+            ),
+            Place("Ledger", "/console/ledger", "book", "ledger.read", "l"),
+            Place("Usage", "/console/usage", "chart", "usage.read", "u"),
+            Place(
+                "Statements", "/console/statements", "page", "periods.read", "s", is_of_account=True
+            ),
+            Place("Margins", "/console/margins", "scale", "margins.read", "n"),
+        ),
+    ),
+    (
+        "Account",
+        (
+            Place("Keys", "/console/keys", "key", "keys.read", "k"),
+            Place("Accounts", "/console/accounts", "people", "installation.read", "a"),
+        ),
+    ),
+)
+PRIMARY: Final = ("/console", "/console/home", "/console/requests", "/console/models")
+"""Places in the bar of small screens; the others are behind "More"."""
+
+
+def navigation(visitor: Visitor, path: str) -> Sequence[Group]:
+    """Return the groups that a visitor sees, with the place of ``path`` marked."""
+    current = _current(path)
+    groups = []
+    for name, places in PLACES:
+        links = [
+            Link(place, place.path == current, place.path in PRIMARY)
+            for place in places
+            if _sees(visitor, place)
+        ]
+        if links:
+            groups.append(Group(name, links))
+    return groups
+
+
+def _current(path: str) -> str:
+    """Return the place that a path belongs to: the longest whose path begins it."""
+    paths = [place.path for _, places in PLACES for place in places]
+    found = [each for each in paths if path == each or path.startswith(f"{each}/")]
+    return max((each for each in found if each != "/console" or path == each), key=len, default="")
+
+
+def _sees(visitor: Visitor, place: Place) -> bool:
+    if place.is_of_account and visitor.account_id is None:
+        return False
+    return visitor.may(place.act)

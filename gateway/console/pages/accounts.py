@@ -1,0 +1,191 @@
+"""Accounts: the list for roles of the installation, one of them, opening and changing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, cast
+from zoneinfo import ZoneInfo
+
+from litestar import Controller, Response, get, post
+from litestar.params import FromPath
+from sqlalchemy import Connection
+
+from gateway.accounts.accounts import STATUSES, Account, Status, find_account, list_accounts
+from gateway.api.http.bodies import read_body
+from gateway.api.http.request import ApiRequest
+from gateway.billing.usage.report import Filters, Group, Span, usage
+from gateway.checks.decoding import read_id
+from gateway.console.answers import see_other
+from gateway.console.guards import needs
+from gateway.console.queries import ROWS, Entered, Query, problems_of, read_form
+from gateway.console.rendering import page
+from gateway.console.views.formats import usd
+from gateway.console.views.money import sum_rows, sum_total
+from gateway.console.visitors import CurrentVisitor, Visitor
+from gateway.errors import InvalidRequest, NotFound, TollgateError
+from gateway.operations import accounts
+from gateway.pricing import format_usd
+
+WEEK: Final = timedelta(days=7)
+UTC_ZONE: Final = ZoneInfo("UTC")
+
+
+class AccountPages(Controller):
+    path = "/accounts"
+
+    @get(guards=[needs("installation.read")])
+    async def index(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
+        query = Query(request)
+        status = cast("Status | None", query.one_of("status", STATUSES))
+        cursor = query.text("cursor")
+        after = 0 if cursor is None else read_id(cursor)
+        if after is None:
+            raise InvalidRequest(
+                "invalid_value", f"cursor is {cursor!r}, which no page has.", param="cursor"
+            )
+        now = datetime.now(UTC)
+
+        def read(connection: Connection) -> tuple[list[Account], list[Group]]:
+            found = list_accounts(
+                connection, status=status, name=query.text("name"), limit=ROWS + 1, after=after
+            )
+            ids = tuple(account.id for account in found)
+            span = Span(now - WEEK, now, UTC_ZONE)
+            spent = usage(connection, span, ["account_id"], Filters(ids)) if ids else []
+            return found, spent
+
+        found, spent = await request.services.database.report(read, account_id=None)
+        more = str(found[ROWS - 1].id) if len(found) > ROWS else None
+        return await page(
+            request,
+            visitor,
+            "accounts.html",
+            title="Accounts",
+            rows=found[:ROWS],
+            spent={row.labels["account_id"]: row for row in sum_rows(spent)},
+            statuses=STATUSES,
+            filters=query.values,
+            narrowed=bool(set(query.values) - {"cursor"}),
+            pager=query.pages(more),
+        )
+
+    @get("/new", guards=[needs("accounts.write")])
+    async def new(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
+        return await _new_page(request, visitor, {})
+
+    @post("/new", guards=[needs("accounts.write")])
+    async def create(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[Any]:
+        form = await read_form(request)
+        try:
+            body = read_body(
+                accounts.AccountBody,
+                {
+                    "name": form.text("name") or "",
+                    "credit_limit": form.amount("credit_limit") or "0",
+                },
+            )
+            made = await request.services.database.write(
+                lambda connection: accounts.create(connection, visitor.author(), body)
+            )
+        except TollgateError as error:
+            return await _new_page(request, visitor, form.values(), error)
+        return see_other(f"/console/accounts/{made['id']}")
+
+    @get("/{account_id:int}", guards=[needs("accounts.read")])
+    async def show(
+        self, request: ApiRequest, visitor: CurrentVisitor, account_id: FromPath[int]
+    ) -> Response[str]:
+        return await _account_page(request, visitor, account_id)
+
+    @post("/{account_id:int}", guards=[needs("terms.write")])
+    async def change(
+        self, request: ApiRequest, visitor: CurrentVisitor, account_id: FromPath[int]
+    ) -> Response[Any]:
+        form = await read_form(request)
+        try:
+            body = read_body(accounts.AccountChange, _changes(form, visitor, account_id))
+            await request.services.database.write(
+                lambda connection: accounts.change(
+                    connection, visitor.author(form.text("reason") or ""), f"id:{account_id}", body
+                )
+            )
+        except TollgateError as error:
+            return await _account_page(request, visitor, account_id, form.values(), error)
+        return see_other(f"/console/accounts/{account_id}")
+
+
+def _changes(form: Entered, visitor: Visitor, account_id: int) -> dict[str, Any]:
+    """Return what a visitor may change: finance the terms, operators all."""
+    changes: dict[str, Any] = {
+        "credit_limit": form.amount("credit_limit"),
+        "allowance": form.amount("allowance"),
+    }
+    if visitor.may("accounts.write", account_id):
+        changes |= {name: form.text(name) for name in ("name", "status", "report_tz")}
+    return {name: value for name, value in changes.items() if value is not None}
+
+
+async def _new_page(
+    request: ApiRequest,
+    visitor: Visitor,
+    values: Mapping[str, str],
+    error: TollgateError | None = None,
+) -> Response[str]:
+    return await page(
+        request,
+        visitor,
+        "account_new.html",
+        title="Open an account",
+        status=error.http_status if error else 200,
+        values=values,
+        problems=problems_of(error),
+        mistake=error.message if error else None,
+    )
+
+
+async def _account_page(
+    request: ApiRequest,
+    visitor: Visitor,
+    account_id: int,
+    values: Mapping[str, str] | None = None,
+    error: TollgateError | None = None,
+) -> Response[str]:
+    now = datetime.now(UTC)
+
+    def read(connection: Connection) -> tuple[Account, list[Group]]:
+        span = Span(now - WEEK, now, UTC_ZONE)
+        found = find_account(connection, account_id)
+        return found, usage(connection, span, ["model"], Filters((account_id,)))
+
+    try:
+        account, week = await request.services.database.report(read, account_id=account_id)
+    except LookupError:
+        raise NotFound("account_not_found", "There is no such account.") from None
+    return await page(
+        request,
+        visitor,
+        "account.html",
+        title=f"{account.name} has {usd(account.available_nanos)} available",
+        status=error.http_status if error else 200,
+        account=account,
+        values=values or _entered(account),
+        problems=problems_of(error),
+        mistake=error.message if error else None,
+        statuses=STATUSES,
+        week=sum_rows(week),
+        week_total=sum_total(week),
+    )
+
+
+def _entered(account: Account) -> dict[str, str]:
+    return {
+        "name": account.name,
+        "status": account.status,
+        "credit_limit": format_usd(account.credit_limit_nanos),
+        "allowance": format_usd(account.allowance_nanos),
+        "report_tz": account.report_tz,
+    }
+
+
+HANDLERS: Final[list[Any]] = [AccountPages]

@@ -1,0 +1,210 @@
+"""Money: the balance with its lots, the ledger with the proof, credit."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from litestar import Controller, Response, get, post
+from litestar.params import FromPath
+from litestar.response import Redirect
+from sqlalchemy import Connection
+
+from gateway.accounts.accounts import Account
+from gateway.accounts.budgets import BudgetState, budget_states, list_budgets
+from gateway.api.http.bodies import read_body
+from gateway.api.http.request import ApiRequest
+from gateway.api.native.ledger import read_entry
+from gateway.billing.entries import LedgerEntry, entries
+from gateway.billing.reconciliation import (
+    Reconciliation,
+    last_reconciliation,
+    run_reconciliation,
+)
+from gateway.checks.decoding import read_id
+from gateway.console.answers import see_other
+from gateway.console.guards import needs
+from gateway.console.queries import ROWS, Query, problems_of, read_form
+from gateway.console.rendering import page
+from gateway.console.scope import account_of, one_account
+from gateway.console.views.formats import usd
+from gateway.console.views.money import RULES
+from gateway.console.visitors import CurrentVisitor, Visitor
+from gateway.errors import InvalidRequest, TollgateError
+from gateway.ledger.lots import Lot, open_lots
+from gateway.ledger.transfers import owed
+from gateway.operations import credit
+
+KINDS: Final = (
+    "charge",
+    "refund",
+    "correction",
+    "topup",
+    "grant",
+    "expiry",
+    "chargeback",
+    "rebate",
+)
+CREDITS: Final = (("topup", "top-up: was paid for"), ("grant", "grant: a gift"))
+
+
+class MoneyPages(Controller):
+    path = "/"
+
+    @get("/balance", guards=[needs("accounts.read")])
+    async def balance(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
+        named = Query(request).text("account")
+
+        def read(connection: Connection) -> tuple[Account, list[Lot], int, list[BudgetState]]:
+            account = one_account(connection, visitor, named)
+            budgets = list_budgets(connection, account.id, limit=ROWS)
+            states = budget_states(connection, budgets, datetime.now(UTC))
+            return account, open_lots(connection, account.id), owed(connection, account.id), states
+
+        account, lots, debt, budgets = await request.services.database.read(read)
+        return await page(
+            request,
+            visitor,
+            "balance.html",
+            title=f"{account.name} has {usd(account.available_nanos)} available",
+            account=account,
+            lots=lots,
+            debt=debt,
+            budgets=budgets,
+            may_add=visitor.may("credit.write"),
+        )
+
+    @get("/credit/new", guards=[needs("credit.write")])
+    async def credit_form(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
+        return await _credit_page(request, visitor)
+
+    @post("/credit/new", guards=[needs("credit.write")])
+    async def add_credit(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[Any]:
+        form, named = await read_form(request), Query(request).text("account")
+        try:
+            sent = {
+                "kind": form.text("kind"),
+                "amount": form.amount("amount") or "",
+                "reference": form.text("reference"),
+                "reason": form.text("reason"),
+            }
+            body = read_body(credit.CreditBody, sent)
+
+            def add(connection: Connection) -> Account:
+                account = one_account(connection, visitor, named)
+                credit.add(connection, visitor.author(), f"id:{account.id}", body)
+                return account
+
+            account = await request.services.database.write(add)
+        except TollgateError as error:
+            return await _credit_page(request, visitor, form.values(), error)
+        return see_other(f"/console/ledger?account=id:{account.id}")
+
+    @get("/ledger", guards=[needs("ledger.read")])
+    async def ledger(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
+        query = Query(request)
+        kind = query.one_of("kind", KINDS)
+        cursor = query.text("cursor")
+        below = None if cursor is None else read_id(cursor)
+        if cursor is not None and below is None:
+            raise InvalidRequest(
+                "invalid_value", f"cursor is {cursor!r}, which no page has.", param="cursor"
+            )
+
+        def read(
+            connection: Connection,
+        ) -> tuple[Account | None, list[LedgerEntry], Reconciliation | None]:
+            account = account_of(connection, visitor, query.text("account"))
+            found = (
+                []
+                if account is None
+                else entries(connection, account.id, limit=ROWS + 1, below=below, kind=kind)
+            )
+            return account, found, last_reconciliation(connection)
+
+        account, found, proof = await request.services.database.report(
+            read, account_id=visitor.account_id
+        )
+        more = str(found[ROWS - 1].id) if len(found) > ROWS else None
+        return await page(
+            request,
+            visitor,
+            "ledger.html",
+            title=_ledger_title(account, proof),
+            account=account,
+            rows=found[:ROWS],
+            kinds=KINDS,
+            proof=proof,
+            rules=RULES,
+            filters=query.values,
+            may_prove=visitor.may("ledger.write"),
+            sees_findings=visitor.role is not None,
+            pager=query.pages(more),
+        )
+
+    @get("/ledger/{entry_id:int}", guards=[needs("ledger.read")])
+    async def entry(
+        self, request: ApiRequest, visitor: CurrentVisitor, entry_id: FromPath[int]
+    ) -> Response[str]:
+        named = Query(request).text("account")
+
+        account, entry, charged = await read_entry(
+            request.services,
+            lambda connection: one_account(connection, visitor, named),
+            entry_id,
+            account_id=visitor.account_id,
+        )
+        return await page(
+            request,
+            visitor,
+            "entry.html",
+            title=f"{entry.kind.capitalize()} of {usd(abs(entry.amount_nanos))}: {account.name}",
+            account=account,
+            entry=entry,
+            charged=charged,
+            is_exact=sum(each.cost_nanos for each in charged) == -entry.amount_nanos,
+        )
+
+    @post("/ledger/prove", guards=[needs("ledger.write")])
+    async def prove(self, request: ApiRequest, visitor: CurrentVisitor) -> Redirect:
+        services = request.services
+        await run_reconciliation(
+            services.database, services.payment_provider, author=visitor.author()
+        )
+        return see_other("/console/ledger")
+
+
+async def _credit_page(
+    request: ApiRequest,
+    visitor: Visitor,
+    values: dict[str, str] | None = None,
+    error: TollgateError | None = None,
+) -> Response[str]:
+    named = Query(request).text("account")
+    account = await request.services.database.read(
+        lambda connection: one_account(connection, visitor, named)
+    )
+    return await page(
+        request,
+        visitor,
+        "credit.html",
+        title=f"Add credit to {account.name}",
+        status=error.http_status if error else 200,
+        account=account,
+        values=values or {"reference": credit.new_reference(), "kind": "topup"},
+        kinds=CREDITS,
+        problems=problems_of(error),
+        mistake=error.message if error else None,
+    )
+
+
+def _ledger_title(account: Account | None, proof: Reconciliation | None) -> str:
+    if proof is not None and proof.findings:
+        count = len(proof.findings)
+        return f"The books do not agree: {count} finding{'' if count == 1 else 's'}"
+    if account is None:
+        return "The books agree" if proof else "The books have not been proved yet"
+    return f"Ledger of {account.name}"
+
+
+HANDLERS: Final[list[Any]] = [MoneyPages]

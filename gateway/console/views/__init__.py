@@ -1,0 +1,1 @@
+"""What pages show, as plain values for templates. Pure: no HTTP, no SQL."""

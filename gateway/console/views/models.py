@@ -1,0 +1,178 @@
+"""Models as lists and pages show them. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from gateway.catalog.listing import entry_view
+from gateway.catalog.picking.typical import Find, typical_nanos
+from gateway.catalog.schema import CatalogEntry
+from gateway.catalog.tasks import TASKS, Modality
+from gateway.catalog.views import EntryView, TypicalOrderView
+from gateway.console.views.formats import count, usd
+from gateway.ledger.prices import LIST, PricePeriod
+from gateway.performance import StatsView
+from workers.contract.streams import Announcement
+
+ICONS: Final[Mapping[Modality, str]] = {
+    "text": "text",
+    "image": "image",
+    "video": "film",
+    "audio": "sound",
+    "embedding": "vector",
+}
+_UNITS: Final[Mapping[str, str]] = {
+    "input_tokens": "input tokens",
+    "output_tokens": "output tokens",
+    "images": "image",
+    "video_seconds": "s of video",
+    "audio_seconds": "s of audio",
+    "characters": "characters",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """A model in a list. ``typical_nanos`` is the price of an order as it is usually made."""
+
+    name: str
+    icon: str
+    task: str
+    also: Sequence[str]
+    typical_nanos: int | None
+    typical: str
+    prices: Sequence[str]
+    available: bool
+    reason: str | None
+    seconds: float | None
+    vendor: str | None
+    good_for: Sequence[str]
+    has_own_price: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PriceVersion:
+    """A price of a model in its history, newest first."""
+
+    starts_at: datetime
+    price_id: int | None
+    account_id: int | None
+    source: str
+    actor: str
+    reason: str
+    cancelled: bool
+    state: str
+
+
+def model_row(
+    entry: CatalogEntry,
+    announcements: Sequence[Announcement],
+    *,
+    find: Find,
+    for_operator: bool,
+    seconds: float | None,
+    has_own_price: bool,
+) -> ModelRow:
+    view = entry_view(entry, announcements, find=find, for_operator=for_operator)
+    return ModelRow(
+        name=entry.name,
+        icon=ICONS[TASKS[entry.task].makes],
+        task=entry.task,
+        also=entry.also,
+        typical_nanos=typical_nanos(entry, find),
+        typical=order_text(view["typical_order"]),
+        prices=price_texts(entry),
+        available=view["available"],
+        reason=reason_of(view),
+        seconds=seconds,
+        vendor=entry.vendor,
+        good_for=entry.good_for,
+        has_own_price=has_own_price,
+    )
+
+
+def reason_of(view: EntryView) -> str | None:
+    """Return why a model is not available, for operators with its cause."""
+    return view.get("reason_detail") or view["reason"]
+
+
+def price_texts(entry: CatalogEntry) -> list[str]:
+    """Return the lines of a price, such as ``$0.02 / 1,000,000 input tokens``."""
+    found = []
+    for line in entry.price:
+        per = "" if line.per == 1 else f"{count(line.per)} "
+        plural = "" if line.per == 1 else "s"
+        when = ", ".join(f"{name} {value}" for name, value in line.when.items())
+        found.append(
+            f"{usd(line.amount)} / {per}{line.unit.replace('_', ' ')}{plural}"
+            f"{f' ({when})' if when else ''}"
+        )
+    return found
+
+
+def order_text(order: TypicalOrderView) -> str:
+    """Return an order in words: ``1 image, 1024x1024``."""
+    parts = []
+    for name, quantity in order["quantities"].items():
+        plural = "s" if name == "images" and quantity != 1 else ""
+        parts.append(f"{quantity:g} {_UNITS[name]}{plural}")
+    return ", ".join([*parts, *order["attributes"].values()])
+
+
+def shell_json(value: object) -> str:
+    """Encode a value as JSON between the single quotes of a shell."""
+    return json.dumps(value, ensure_ascii=False).replace("'", "'\\''")
+
+
+def price_versions(periods: Sequence[PricePeriod], now: datetime) -> list[PriceVersion]:
+    """Return the history of a model's prices, newest first."""
+    begun = [each for each in periods if each.effective_from <= now and each.cancelled is None]
+    current = {each.account_id: each for each in begun}
+    return [
+        PriceVersion(
+            starts_at=each.effective_from,
+            price_id=each.price_id,
+            account_id=None if each.account_id == LIST else each.account_id,
+            source=each.source,
+            actor=each.actor,
+            reason=each.reason,
+            cancelled=each.cancelled is not None,
+            state=_state(each, current.get(each.account_id), now),
+        )
+        for each in sorted(periods, key=lambda each: each.effective_from, reverse=True)
+    ]
+
+
+def _state(period: PricePeriod, current: PricePeriod | None, now: datetime) -> str:
+    if period.cancelled is not None:
+        return "cancelled"
+    if period.effective_from > now:
+        return "begins later"
+    return "in force" if period is current else "ended"
+
+
+SPEEDS: Final = (
+    ("ttft_ms", "Time to first token"),
+    ("tpot_ms", "Time per token"),
+    ("first_audio_ms", "Time to first audio"),
+    ("longest_gap_ms", "Longest gap"),
+    ("step_ms", "Step"),
+    ("queue_ms", "Queue"),
+    ("forward_ms", "Forward"),
+    ("total_ms", "Total"),
+)
+
+
+def speed_rows(stats: StatsView) -> list[tuple[str, Mapping[str, float]]]:
+    """Return the measured percentiles in milliseconds, by name."""
+    values: Mapping[str, object] = {**stats}
+    found: list[tuple[str, Mapping[str, float]]] = []
+    for name, label in SPEEDS:
+        value = values.get(name)
+        if isinstance(value, dict):
+            found.append((label, value))
+    return found

@@ -1,0 +1,362 @@
+"""Every page: who sees it, that it shows what users wrote as text, and what its forms do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from html import unescape
+
+import pytest
+
+from gateway.accounts.accounts import Account, find_account
+from gateway.accounts.keys import find_key
+from gateway.accounts.roles import MEMBER_ROLES, ROLES
+from gateway.billing.proof import check_books
+from gateway.billing.reconciliation import last_reconciliation
+from gateway.ledger.refunds import refunds_of
+from gateway.pricing import format_usd
+from gateway.sql.database import Database
+from tests.console.seeding import HOSTILE, Seeded, seed
+from tests.console.visiting import Browser, Installation, installed
+from tests.databases import Databases
+from tests.stack import CATALOG
+from workers.contract.jobs import RequestId
+
+PAGES = (
+    "/console/requests",
+    "/console/requests/{last}",
+    "/console/requests/{open}",
+    "/console/failures",
+    "/console/models",
+    "/console/models/echo",
+    "/console/speed/echo",
+    "/console/pick",
+    "/console/balance?account=atlas",
+    "/console/ledger?account=atlas",
+    "/console/usage?by=model",
+    "/console/statements?account=atlas",
+    "/console/accounts/{atlas}",
+)
+KEYS = "/console/keys"
+INSTALLATION = ("/console", "/console/accounts", "/console/margins", "/console/ledger")
+MONEY = re.compile(r"\N{MINUS SIGN}?\$[0-9][0-9\N{THIN SPACE}]*(\.[0-9]{1,9})?")
+
+
+@pytest.fixture(scope="module")
+def filled(
+    tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str
+) -> Iterator[tuple[Installation, Seeded]]:
+    """An installation with a week of traffic of two accounts."""
+    directory = tmp_path_factory.mktemp("pages")
+    url = Databases("sqlite", directory, postgres).make()
+    catalog = directory / "catalog.yaml"
+    catalog.write_text(CATALOG.format(veo="0.40"))
+    database = Database(url)
+    seeded = seed(database, catalog)
+    database.dispose()
+    with installed(directory / "home", url, valkey) as made:
+        yield made, seeded
+
+
+@pytest.fixture(scope="module")
+def visitors(filled: tuple[Installation, Seeded]) -> dict[str, Browser]:
+    """A browser of each role; members are those of atlas."""
+    return {role: filled[0].visitor(role, account="atlas") for role in (*ROLES, *MEMBER_ROLES)}
+
+
+def path_of(path: str, seeded: Seeded) -> str:
+    mine = seeded.requests["atlas"]
+    return path.format(last=mine[-3], open=mine[-1], atlas=seeded.accounts["atlas"].id)
+
+
+def account(installation: Installation, name: str) -> Account:
+    with installation.database.transaction() as connection:
+        return find_account(connection, name)
+
+
+def text_of(html: str) -> str:
+    return unescape(re.sub(r"<[^>]+>", " ", html))
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_page_is_shown_to_all_roles_of_its_account(
+    path: str, filled: tuple[Installation, Seeded], visitors: dict[str, Browser]
+) -> None:
+    for role, browser in visitors.items():
+        answer = browser.get(path_of(path, filled[1]))
+        assert answer.status_code == 200, f"{role}: {answer.status_code}"
+        assert HOSTILE not in answer.text
+        assert "no-cache" in answer.headers["cache-control"]
+
+
+def test_finance_sees_no_keys(visitors: dict[str, Browser]) -> None:
+    for role, browser in visitors.items():
+        page = browser.get("/console/models").text
+        status = 404 if role == "finance" else 200
+        assert browser.get(KEYS).status_code == status
+        assert (f'href="{KEYS}"' in page) == (status == 200)
+
+
+@pytest.mark.parametrize("path", INSTALLATION)
+def test_pages_of_the_installation_do_not_exist_for_members(
+    path: str, visitors: dict[str, Browser]
+) -> None:
+    for role in ROLES:
+        assert visitors[role].get(path).status_code == 200
+    if path not in ("/console", "/console/ledger"):
+        for role in MEMBER_ROLES:
+            assert visitors[role].get(path).status_code == 404
+
+
+def test_first_page_of_members_is_their_home(visitors: dict[str, Browser]) -> None:
+    answer = visitors["viewer"].get("/console")
+
+    assert answer.headers["location"] == "/console/home"
+    assert "atlas has $" in visitors["viewer"].get("/console/home").text
+
+
+def test_what_users_wrote_is_text_everywhere(
+    filled: tuple[Installation, Seeded], visitors: dict[str, Browser]
+) -> None:
+    hostile = filled[1].accounts["hostile"]
+
+    for path in ("/console/accounts", "/console/keys", f"/console/accounts/{hostile.id}"):
+        answer = visitors["operator"].get(path)
+        assert HOSTILE not in answer.text
+        assert HOSTILE in text_of(answer.text)
+
+
+def test_another_account_does_not_exist(
+    filled: tuple[Installation, Seeded], visitors: dict[str, Browser]
+) -> None:
+    seeded = filled[1]
+    theirs = seeded.requests["zenith"][0]
+    paths = (
+        f"/console/requests/{theirs}",
+        f"/console/keys/{seeded.keys['main'].id}",
+        f"/console/accounts/{seeded.accounts['zenith'].id}",
+        "/console/balance?account=zenith",
+        "/console/requests?account=zenith",
+    )
+
+    for path in paths:
+        assert visitors["owner"].get(path).status_code == 404, path
+
+
+def test_contents_are_shown_to_the_people_of_the_account_only(
+    filled: tuple[Installation, Seeded], visitors: dict[str, Browser]
+) -> None:
+    path = f"/console/requests/{filled[1].requests['atlas'][-3]}"
+
+    for role, browser in visitors.items():
+        seen = "A queue holds what waits." in browser.get(path).text
+        assert seen == (role in MEMBER_ROLES)
+
+
+def test_receipt_lines_sum_to_the_charge_and_lead_to_the_transfer(
+    filled: tuple[Installation, Seeded], visitors: dict[str, Browser]
+) -> None:
+    browser = visitors["owner"]
+    html = browser.get(f"/console/requests/{filled[1].requests['atlas'][-3]}").text
+
+    assert "= sum of the lines, exact" in html
+    transfer = re.search(r'href="(/console/ledger/\d+[^"]*)"', html)
+    assert transfer is not None
+    entry = browser.get(unescape(transfer[1])).text
+    assert "= sum of the charges, exact" in entry
+
+
+def test_money_is_never_rounded(
+    filled: tuple[Installation, Seeded], visitors: dict[str, Browser]
+) -> None:
+    for path in ("/console", "/console/accounts", "/console/usage", "/console/margins"):
+        text = text_of(visitors["operator"].get(path).text)
+        for found in re.findall(r"\S*\$\S*[0-9]\S*", text):
+            assert MONEY.match(found), f"{path}: {found}"
+    atlas = account(filled[0], "atlas")
+    assert f"${format_usd(atlas.available_nanos)}" in visitors["owner"].get("/console/home").text
+
+
+def test_lists_go_on_where_they_ended(visitors: dict[str, Browser]) -> None:
+    browser = visitors["operator"]
+    link = re.compile(r'href="/console/requests/(req_[0-9a-f]+)"')
+    first = browser.get("/console/requests").text
+    older = re.search(r'href="([^"]+)" data-shortcut="\]"', first)
+    assert older is not None
+
+    second = browser.get(unescape(older[1])).text
+
+    ids = [*link.findall(first), *link.findall(second)]
+    assert len(ids) == len(set(ids)) == 100
+    assert ids == sorted(ids, reverse=True)
+
+
+def test_filters_are_in_the_address(visitors: dict[str, Browser]) -> None:
+    browser = visitors["operator"]
+
+    found = browser.get("/console/requests?status=failed&model=&task=").text
+
+    assert "failed" in text_of(found)
+    assert "succeeded</span>" not in found
+    assert browser.get("/console/requests?status=nonsense").status_code == 400
+    assert "No request fits" in browser.get("/console/requests?model=nothing").text
+
+
+def test_empty_pages_say_what_would_be_there(filled: tuple[Installation, Seeded]) -> None:
+    owner = filled[0].visitor("owner", account="other")
+
+    assert "No request yet" in owner.get("/console/requests").text
+    assert "No credit yet" in owner.get("/console/balance").text
+    assert "Nothing is booked" in owner.get("/console/ledger").text
+    assert "There is no key yet" in owner.get("/console/keys").text
+    assert "Nothing was booked" in owner.get("/console/usage").text
+    assert "Nothing of other failed" in owner.get("/console/failures").text
+
+
+def test_key_is_created_rotated_and_revoked(filled: tuple[Installation, Seeded]) -> None:
+    installation, _ = filled
+    owner = installation.visitor("owner", account="atlas")
+
+    made = owner.post(
+        "/console/keys/new",
+        {"name": "web 2", "inference": "yes", "read": "yes", "spend_limit": "2.50"},
+    )
+
+    assert made.status_code == 201
+    assert made.headers["cache-control"] == "no-store"
+    secret = re.search(r'<code id="secret">(tg_[^<]+)</code>', made.text)
+    assert secret is not None
+    with installation.database.transaction() as connection:
+        key = find_key(connection, secret[1])
+    assert key.spend_limit_nanos == 2_500_000_000
+    page = owner.get(f"/console/keys/{key.id}").text
+    assert secret[1] not in page
+
+    renamed = owner.post(f"/console/keys/{key.id}", {"name": "web 3", "spend_limit": ""})
+    assert renamed.status_code == 303
+    rotated = owner.post(f"/console/keys/{key.id}/rotate", {"overlap_s": "3600"})
+    assert rotated.status_code == 201
+    assert owner.post(f"/console/keys/{key.id}/revoke").status_code == 303
+
+    subject = f"key {key.id}"
+    acts = [event.act for event in installation.events(subject=subject)]
+    assert acts == ["key.revoke", "key.rotate", "key.change", "key.create"]
+
+
+def test_mistake_in_a_form_keeps_what_was_entered(filled: tuple[Installation, Seeded]) -> None:
+    owner = filled[0].visitor("owner", account="atlas")
+
+    answer = owner.post("/console/keys/new", {"name": "web", "read": "yes", "concurrent": "many"})
+
+    assert answer.status_code == 400
+    assert 'value="web"' in answer.text
+    assert 'id="problem-concurrent"' in answer.text
+    assert 'aria-invalid="true"' in answer.text
+
+
+def test_viewer_and_finance_manage_no_keys(
+    filled: tuple[Installation, Seeded], visitors: dict[str, Browser]
+) -> None:
+    for role in ("viewer", "member", "finance", "auditor"):
+        assert visitors[role].get("/console/keys/new?account=atlas").status_code == 404
+        assert visitors[role].post("/console/keys/new", {"read": "yes"}).status_code == 404
+
+
+def test_refund_is_booked_once_however_often_it_is_sent(
+    filled: tuple[Installation, Seeded], visitors: dict[str, Browser]
+) -> None:
+    installation, seeded = filled
+    request_id = seeded.requests["atlas"][-3]
+    path = f"/console/requests/{request_id}/refund"
+    form = visitors["finance"].get(path).text
+    reference = re.search(r'name="reference" value="(\w+)"', form)
+    assert reference is not None
+    sent = {"amount": "0.000000002", "reason": "too slow", "reference": reference[1]}
+
+    answers = [visitors["finance"].post(path, sent) for _ in range(2)]
+
+    assert [answer.status_code for answer in answers] == [303, 303]
+    with installation.database.transaction() as connection:
+        found = refunds_of(connection, RequestId(request_id))
+        assert check_books(connection, now=datetime.now(UTC)) == []
+    assert [refund.amount_nanos for refund in found] == [2]
+    assert len(installation.events(act="credit.refund")) == 1
+    too_much = visitors["finance"].post(path, {**sent, "amount": "9", "reference": "other"})
+    assert too_much.status_code >= 400
+    assert visitors["auditor"].post(path, sent).status_code == 404
+
+
+def test_account_is_opened_changed_and_credited(
+    filled: tuple[Installation, Seeded], visitors: dict[str, Browser]
+) -> None:
+    operator = visitors["operator"]
+
+    opened = operator.post("/console/accounts/new", {"name": "nova", "credit_limit": "1"})
+    path = opened.headers["location"]
+    operator.post(path, {"credit_limit": "2", "reason": "grew"})
+    visitors["finance"].post(path, {"allowance": "3", "status": "closed"})
+    credited = operator.post(
+        "/console/credit/new?account=nova",
+        {"kind": "grant", "amount": "0.5", "reason": "welcome", "reference": "w-1"},
+    )
+
+    nova = account(filled[0], "nova")
+    assert credited.status_code == 303
+    assert (nova.posted_nanos, nova.credit_limit_nanos) == (500_000_000, 2_000_000_000)
+    assert (nova.allowance_nanos, nova.status) == (3_000_000_000, "active")
+    twice = operator.post("/console/accounts/new", {"name": "nova"})
+    assert twice.status_code >= 400
+    assert "nova" in twice.text
+    assert visitors["auditor"].post(path, {"credit_limit": "9"}).status_code == 404
+
+
+def test_books_are_proved_on_demand(
+    filled: tuple[Installation, Seeded], visitors: dict[str, Browser]
+) -> None:
+    assert visitors["auditor"].post("/console/ledger/prove").status_code == 404
+
+    assert visitors["finance"].post("/console/ledger/prove").status_code == 303
+
+    with filled[0].database.transaction() as connection:
+        proof = last_reconciliation(connection)
+    assert proof is not None
+    assert proof.findings == ()
+    assert "R1–R14 agree" in visitors["viewer"].get("/console/ledger").text  # noqa: RUF001
+
+
+def test_report_is_downloaded_as_it_is_shown(visitors: dict[str, Browser]) -> None:
+    answer = visitors["owner"].get("/console/usage?by=model&format=csv")
+
+    assert answer.headers["content-type"].startswith("text/csv")
+    head, *rows = answer.text.splitlines()
+    assert head.startswith("model,requests,cost,refunded,net_cost")
+    models = {row.partition(",")[0] for row in rows}
+    assert models <= {"echo", "slow", "brief", "Veo3"}
+    assert "echo" in models
+
+
+def test_picker_gives_its_reasons(visitors: dict[str, Browser]) -> None:
+    assert "No model is described by" in visitors["owner"].get("/console/pick?q=unicorns").text
+    found = visitors["owner"].get("/console/pick?task=text-generation")
+    assert found.status_code == 200
+    assert "Best fit" in found.text
+
+
+def test_open_request_is_cancelled(
+    filled: tuple[Installation, Seeded], visitors: dict[str, Browser]
+) -> None:
+    path = f"/console/requests/{filled[1].requests['atlas'][-2]}"
+
+    assert visitors["viewer"].post(f"{path}/cancel").status_code == 404
+    assert visitors["member"].post(f"{path}/cancel").status_code == 303
+
+
+def test_statement_is_printed(visitors: dict[str, Browser]) -> None:
+    html = visitors["owner"].get("/console/statements").text
+    month = re.search(r"/console/statements/(\d{4}-\d\d)\.pdf", html)
+    assert month is not None
+
+    assert visitors["owner"].get(f"/console/statements/{month[1]}").status_code == 200
+    printed = visitors["owner"].get(f"/console/statements/{month[1]}.html")
+    assert printed.headers["content-type"].startswith("text/html")
