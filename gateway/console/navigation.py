@@ -11,7 +11,7 @@ from gateway.console.visitors import Visitor
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Destination:
     """A page in the navigation, for those who may do its act.
 
     ``key`` follows ``g`` on the keyboard. One that ``is_of_account`` needs a chosen account.
@@ -29,58 +29,58 @@ class Place:
 class Link:
     """A place as a visitor sees it; ``primary`` ones are in the bar of small screens."""
 
-    place: Place
+    place: Destination
     current: bool
     primary: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Section:
     name: str
     links: Sequence[Link]
 
 
-PLACES: Final[Sequence[tuple[str, Sequence[Place]]]] = (
+PLACES: Final[Sequence[tuple[str, Sequence[Destination]]]] = (
     (
         "Now",
         (
-            Place("Overview", "/console", "pulse", "installation.read", "o"),
-            Place("Home", "/console/home", "home", "accounts.read", "h", True),
+            Destination("Overview", "/console", "pulse", "installation.read", "o"),
+            Destination("Home", "/console/home", "home", "accounts.read", "h", True),
         ),
     ),
     (
         "Requests",
         (
-            Place("Requests", "/console/requests", "list", "requests.read", "r"),
-            Place("Failures", "/console/failures", "alert", "requests.read", "f"),
+            Destination("Requests", "/console/requests", "list", "requests.read", "r"),
+            Destination("Failures", "/console/failures", "alert", "requests.read", "f"),
         ),
     ),
     (
         "Models",
         (
-            Place("Models", "/console/models", "cube", "catalog.read", "m"),
-            Place("Picker", "/console/pick", "target", "catalog.read", "i"),
+            Destination("Models", "/console/models", "cube", "catalog.read", "m"),
+            Destination("Picker", "/console/pick", "target", "catalog.read", "i"),
         ),
     ),
     (
         "Money",
         (
-            Place(
+            Destination(
                 "Balance", "/console/balance", "wallet", "accounts.read", "b", is_of_account=True
             ),
-            Place("Ledger", "/console/ledger", "book", "ledger.read", "l"),
-            Place("Usage", "/console/usage", "chart", "usage.read", "u"),
-            Place(
+            Destination("Ledger", "/console/ledger", "book", "ledger.read", "l"),
+            Destination("Usage", "/console/usage", "chart", "usage.read", "u"),
+            Destination(
                 "Statements", "/console/statements", "page", "periods.read", "s", is_of_account=True
             ),
-            Place("Margins", "/console/margins", "scale", "margins.read", "n"),
+            Destination("Margins", "/console/margins", "scale", "margins.read", "n"),
         ),
     ),
     (
         "Account",
         (
-            Place("Keys", "/console/keys", "key", "keys.read", "k"),
-            Place("Accounts", "/console/accounts", "people", "installation.read", "a"),
+            Destination("Keys", "/console/keys", "key", "keys.read", "k"),
+            Destination("Accounts", "/console/accounts", "people", "installation.read", "a"),
         ),
     ),
 )
@@ -88,7 +88,7 @@ PRIMARY: Final = ("/console", "/console/home", "/console/requests", "/console/mo
 """Places in the bar of small screens; the others are behind "More"."""
 
 
-def navigation(visitor: Visitor, path: str) -> Sequence[Group]:
+def navigation(visitor: Visitor, path: str) -> Sequence[Section]:
     """Return the groups that a visitor sees, with the place of ``path`` marked."""
     current = _current(path)
     groups = []
@@ -99,7 +99,7 @@ def navigation(visitor: Visitor, path: str) -> Sequence[Group]:
             if _sees(visitor, place)
         ]
         if links:
-            groups.append(Group(name, links))
+            groups.append(Section(name, links))
     return groups
 
 
@@ -110,7 +110,7 @@ def _current(path: str) -> str:
     return max((each for each in found if each != "/console" or path == each), key=len, default="")
 
 
-def _sees(visitor: Visitor, place: Place) -> bool:
+def _sees(visitor: Visitor, place: Destination) -> bool:
     if place.is_of_account and visitor.account_id is None:
         return False
     return visitor.may(place.act)

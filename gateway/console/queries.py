@@ -78,7 +78,7 @@ class Query:
         }
 
 
-class Entered:
+class FormValues:
     """The fields of a form that was sent."""
 
     def __init__(self, form: FormMultiDict) -> None:
@@ -125,8 +125,8 @@ class Entered:
         return {name: str(value) for name, value in self._form.items() if name != "csrf"}
 
 
-async def read_form(request: ApiRequest) -> Entered:
-    return Entered(await request.form())
+async def read_form(request: ApiRequest) -> FormValues:
+    return FormValues(await request.form())
 
 
 def problems_of(error: TollgateError | None) -> Mapping[str, str]:

@@ -83,7 +83,8 @@ def page_now(
         "here": f"{path}?{query}" if query else path,
         "status": status,
         "clock": formats.Clock(visitor.zone if visitor else "UTC", datetime.now(UTC)),
-        "navigation": navigation(visitor, path) if visitor else (),
+        # What does not exist looks alike everywhere, so an error is at no place.
+        "navigation": navigation(visitor, path if status < 400 else "") if visitor else (),
         **values,
     }
     return Response(

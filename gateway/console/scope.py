@@ -41,5 +41,5 @@ class ChooseAccount(NotFound):
 
     def __init__(self) -> None:
         super().__init__(
-            "account_required", "This page is about one account: choose it above.", param="account"
+            "account_not_found", "This page is about one account: choose it above.", param="account"
         )

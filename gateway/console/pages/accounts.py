@@ -18,7 +18,7 @@ from gateway.billing.usage.report import Filters, Group, Span, usage
 from gateway.checks.decoding import read_id
 from gateway.console.answers import see_other
 from gateway.console.guards import needs
-from gateway.console.queries import ROWS, Entered, Query, problems_of, read_form
+from gateway.console.queries import ROWS, FormValues, Query, problems_of, read_form
 from gateway.console.rendering import page
 from gateway.console.views.formats import usd
 from gateway.console.views.money import sum_rows, sum_total
@@ -115,7 +115,7 @@ class AccountPages(Controller):
         return see_other(f"/console/accounts/{account_id}")
 
 
-def _changes(form: Entered, visitor: Visitor, account_id: int) -> dict[str, Any]:
+def _changes(form: FormValues, visitor: Visitor, account_id: int) -> dict[str, Any]:
     """Return what a visitor may change: finance the terms, operators all."""
     changes: dict[str, Any] = {
         "credit_limit": form.amount("credit_limit"),

@@ -14,6 +14,7 @@ from gateway.accounts.accounts import Account, account_names
 from gateway.accounts.budgets import BudgetState, budget_states, list_budgets
 from gateway.api.http.request import ApiRequest
 from gateway.billing.reconciliation import Reconciliation, last_reconciliation
+from gateway.billing.usage.failures import Failures, count_failures
 from gateway.billing.usage.report import Filters, Group, Span, usage
 from gateway.catalog.availability import availability
 from gateway.console.answers import see_other
@@ -28,7 +29,6 @@ from gateway.console.visitors import CurrentVisitor
 from gateway.ledger.transfers import owed
 from gateway.operations import keys
 from gateway.operations.keys import KeyView
-from gateway.requests.failures import Failures, count_failures
 from gateway.requests.lookup import RequestFilter
 
 TOP: Final = 5

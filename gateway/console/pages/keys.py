@@ -18,7 +18,7 @@ from gateway.api.http.bodies import read_body
 from gateway.api.http.request import ApiRequest
 from gateway.console.answers import see_other
 from gateway.console.guards import needs
-from gateway.console.queries import ROWS, Entered, Query, problems_of, read_form
+from gateway.console.queries import ROWS, FormValues, Query, problems_of, read_form
 from gateway.console.rendering import page
 from gateway.console.roles import Act
 from gateway.console.scope import account_of, one_account
@@ -183,7 +183,7 @@ def _number(account: Account) -> str:
     return f"id:{account.id}"
 
 
-def _terms(form: Entered, zone: str) -> dict[str, Any]:
+def _terms(form: FormValues, zone: str) -> dict[str, Any]:
     """Return the terms of a key as its body has them; an empty field is no limit."""
     return {
         "name": form.text("name") or "",
@@ -198,7 +198,7 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _scopes(form: Entered) -> list[str]:
+def _scopes(form: FormValues) -> list[str]:
     return [scope for scope in ("inference", "read") if form.text(scope)]
 
 

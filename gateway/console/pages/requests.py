@@ -19,6 +19,7 @@ from gateway.api.http.serving import BlobResponse, serve
 from gateway.api.native.usage import key_number
 from gateway.api.native.views import margin_view
 from gateway.billing.entries import charge_of
+from gateway.billing.usage.failures import Failures, count_failures
 from gateway.catalog.tasks import TASKS
 from gateway.console.answers import see_other
 from gateway.console.guards import needs
@@ -33,7 +34,6 @@ from gateway.errors import Gone, InvalidRequest, NotFound, TollgateError
 from gateway.ledger.closed import ClosedRequest
 from gateway.operations import credit
 from gateway.performance import performance_view
-from gateway.requests.failures import Failures, count_failures
 from gateway.requests.lookup import RequestFilter, RequestPage, request_not_found
 from gateway.tasks.submission import OpenRequest
 from workers.contract.kinds import EXTENSIONS
