@@ -21,6 +21,7 @@ from gateway.plan.networks.audio import csm_work, musicgen_work
 from gateway.plan.networks.autoencoders import kl_work, tiny_work, wan_video_work
 from gateway.plan.networks.diffusion_transformers import flux_work, ltx_work, sd3_work, wan_work
 from gateway.plan.networks.encoders import clip_work, t5_work
+from gateway.plan.networks.sentence_speech import conformer_work, frame_rate, vocoder_work
 from gateway.plan.networks.tally import Config, Unknown, Work
 from gateway.plan.networks.unet import unet_work
 from gateway.plan.networks.upscaler import compact_work
@@ -42,6 +43,9 @@ _TEXT: Final[Mapping[str, int]] = {
 _TEXT_DEFAULT: Final = 77
 _DISTILLED: Final = ("FluxPipeline", "FluxFillPipeline", "FluxKontextPipeline")
 """Pipelines whose guidance is an input of the network and takes no further pass."""
+_SENTENCES: Final = ("fastspeech2_conformer", "fastspeech2_conformer_with_hifigan")
+_PHONEMES: Final = 15
+"""Phonemes of a second of speech."""
 _CSM_FRAMES: Final = 12.5
 """Frames per second of the codec Mimi."""
 
@@ -110,6 +114,8 @@ class Generator:
             return tuple(_musicgen(self, order))
         if self.pipeline == "csm":
             return tuple(_csm(self, order))
+        if self.pipeline in _SENTENCES and "vocoder" in self.networks:
+            return tuple(_sentences(self, order))
         if self.pipeline == "compact":
             return (_compact(self, order, task),)
         if "vae" in self.networks:
@@ -169,16 +175,7 @@ def find_generator(name: str) -> Generator | None:
 def read_generator(path: Path) -> Generator:
     """Read a checkpoint directory of diffusers or transformers, or one of our own."""
     if not (path / "model_index.json").is_file():
-        config = read_config(path / "config.json")
-        kind = config.get("model_type") or config.get("architecture") or "unknown"
-        counted = {"": _count(path)}
-        return Generator(
-            str(kind),
-            {"": config},
-            f"computed from {path}",
-            counted={name: count for name, count in counted.items() if count},
-            precision=stored_precision(config),
-        )
+        return _read_single(path)
     index = read_config(path / "model_index.json")
     networks, counted = {}, {}
     for name in index:
@@ -191,6 +188,26 @@ def read_generator(path: Path) -> Generator:
         f"computed from {path}",
         counted={name: count for name, count in counted.items() if count},
         precision=next(filter(None, map(stored_precision, networks.values())), None),
+    )
+
+
+def _read_single(path: Path) -> Generator:
+    """Read a checkpoint with one configuration, and that of its vocoder if it has one."""
+    config = read_config(path / "config.json")
+    kind = config.get("model_type") or config.get("architecture") or "unknown"
+    networks, counted = {"": config}, {"": _count(path)}
+    if kind == "fastspeech2_conformer_with_hifigan":
+        networks = {"": config["model_config"], "vocoder": config["vocoder_config"]}
+    elif (path / "vocoder" / "config.json").is_file():
+        networks["vocoder"] = read_config(path / "vocoder" / "config.json")
+        counted["vocoder"] = _count(path / "vocoder")
+        counted[""] -= counted["vocoder"]
+    return Generator(
+        str(kind),
+        networks,
+        f"computed from {path}",
+        counted={name: count for name, count in counted.items() if count},
+        precision=stored_precision(config),
     )
 
 
@@ -325,6 +342,14 @@ def _csm(model: Generator, order: ResultOrder) -> Iterator[NetworkPart]:
     yield NetworkPart("backbone", backbone.parameters, backbone.operations, frames)
     codebooks = config["num_codebooks"] - 1
     yield NetworkPart("depth decoder", depth.parameters, depth.operations, frames * codebooks)
+
+
+def _sentences(model: Generator, order: ResultOrder) -> Iterator[NetworkPart]:
+    frames = math.ceil(order.seconds * frame_rate(model.networks["vocoder"]))
+    phonemes = math.ceil(order.seconds * _PHONEMES)
+    work = conformer_work(model.networks[""], phonemes=phonemes, frames=frames)
+    yield NetworkPart("network", work.parameters, work.operations, 1)
+    yield model.part("vocoder", lambda config: vocoder_work(config, frames=frames), 1)
 
 
 def _compact(model: Generator, order: ResultOrder, task: str) -> NetworkPart:

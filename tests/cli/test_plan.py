@@ -150,8 +150,8 @@ def test_media_are_planned_for_a_usual_result(model: str, order: str) -> None:
     text = run(model, "--gpu", "l4")
 
     assert f"a result of {order}\n" in text
-    known = model not in ("pocket-speech", "pocket-music")
-    assert ("computed" in text.partition("one result:")[2]) == known
+    assert ("computed" in text.partition("one result:")[2]) == (model != "pocket-music")
+    assert ("Measure it: tollgate try pocket-music." in text) == (model == "pocket-music")
 
 
 def test_directory_is_planned_from_its_files() -> None:

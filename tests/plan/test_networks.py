@@ -18,9 +18,12 @@ from gateway.plan.networks.audio import csm_work, musicgen_work
 from gateway.plan.networks.autoencoders import kl_work, tiny_work, wan_video_work
 from gateway.plan.networks.diffusion_transformers import flux_work, ltx_work, sd3_work, wan_work
 from gateway.plan.networks.encoders import clip_work, t5_work
+from gateway.plan.networks.sentence_speech import conformer_work, frame_rate, vocoder_work
 from gateway.plan.networks.tally import Unknown, Work
 from gateway.plan.networks.unet import unet_work
 from gateway.plan.networks.upscaler import compact_work
+from gateway.plan.shapes import read_config
+from workers.engines.speech.source_filter_vocoder import SourceFilterVocoder
 from workers.engines.upscale.compact import Compact
 
 POCKET = Path(__file__).parents[2] / "workers" / "pocket"
@@ -287,6 +290,38 @@ def test_decoders_of_codec_tokens() -> None:
     assert shared < backbone.parameters
     # The projection of the encoded text is beside the decoder.
     assert written.parameters == weights(music) + 768 * 1536 + 1536
+
+
+def test_models_that_speak_a_sentence_at_once() -> None:
+    config = read_config(POCKET / "speech" / "config.json")
+    speaker: Any = transformers.FastSpeech2ConformerModel(
+        transformers.FastSpeech2ConformerConfig.from_pretrained(POCKET / "speech")
+    ).eval()
+    with torch.no_grad():
+        speaker.duration_predictor.linear.bias.fill_(2.0)
+    ids = torch.arange(1, 31)[None]
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        frames = speaker(ids, speaker_embedding=torch.ones(1, 32)).spectrogram.shape[1]
+
+    work = conformer_work(config, phonemes=30, frames=frames)
+
+    assert work.parameters == weights(speaker)
+    assert work.operations == pytest.approx(counter.get_total_flops(), rel=0.03)
+
+
+def test_vocoders() -> None:
+    config = transformers.FastSpeech2ConformerHifiGanConfig(upsample_initial_channel=32)
+    own = read_config(POCKET / "speech" / "vocoder" / "config.json")
+    with torch.device("meta"):
+        hifigan: Any = transformers.FastSpeech2ConformerHifiGan(config).eval()
+        source_filter = SourceFilterVocoder(width=own["width"], depth=own["depth"])
+
+    work = vocoder_work(config.to_dict(), frames=20)
+
+    close(work, hifigan, operations(hifigan, meta(1, 20, config.model_in_dim)))
+    assert frame_rate(config.to_dict()) == 22_050 / 256
+    assert frame_rate(own) == 22_050 / 300
+    assert vocoder_work(own, frames=20).parameters == weights(source_filter)
 
 
 def test_upscaler() -> None:
