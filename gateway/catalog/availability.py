@@ -54,6 +54,16 @@ def availability(
     return WhyUnavailable("upstream_not_configured", NOT_SET_UP, detail)
 
 
+def loads_soon(entry: CatalogEntry, announcements: Sequence[Announcement]) -> bool:
+    """Whether a worker that is not draining loads what an unavailable model lacks, so that requests
+    can wait for it in the queue."""
+    staying = [worker for worker in announcements if not worker.draining]
+    coming = {model for worker in staying for model in (*worker.models, *worker.loading)}
+    if entry.workflow is None:
+        return entry.name in coming
+    return all(step.model in coming for step in entry.workflow.run_steps)
+
+
 def _of_steps(workflow: Workflow, staying: Sequence[Announcement]) -> WhyUnavailable | None:
     for step in workflow.run_steps:
         if not any(step.model in worker.models for worker in staying):

@@ -15,7 +15,7 @@ from typing import Final
 
 from redis.asyncio import Redis
 
-from gateway.catalog.availability import availability
+from gateway.catalog.availability import availability, loads_soon
 from gateway.catalog.schema import CatalogEntry
 from gateway.dispatch.waiting import Waiting, Weight
 from gateway.errors import TooManyRequests, Unavailable
@@ -122,7 +122,8 @@ class QueueHealth:
         if missing is not None:
             await self.try_refresh(START_REFRESH_S)
             missing = availability(entry, self._announcements)
-        if missing is not None:
+        # Loading takes less time than most retries, and the request waits no longer than others.
+        if missing is not None and not loads_soon(entry, self._announcements):
             # Retrying does not help if the model is not configured, so tell clients not to.
             set_up = missing.code != "upstream_not_configured"
             raise Unavailable(

@@ -57,6 +57,21 @@ async def test_a_worker_that_has_just_started_is_seen_before_a_request_is_refuse
     await check(watch)
 
 
+async def test_requests_wait_for_a_model_that_loads(redis: Redis) -> None:
+    watch = QueueHealth(redis, namespace=NAMESPACE)
+    workers = Workers(redis, namespace=NAMESPACE)
+    why = {MODEL.name: "it is still loading"}
+    await workers.announce(Announcement("w", loading=(MODEL.name,), unavailable=why))
+
+    await watch.try_refresh()
+    await check(watch)
+
+    await workers.announce(Announcement("w", loading=(MODEL.name,), unavailable=why, draining=True))
+    await watch.try_refresh()
+    with pytest.raises(Unavailable):
+        await check(watch)
+
+
 async def test_a_gateway_knows_the_queue_before_it_serves(own_queue: str, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/tollgate.db"
     migrate(url)
