@@ -97,11 +97,11 @@ def test_reported_words_are_bounded() -> None:
 
 
 def test_vocabulary_of_an_own_entry_is_used_alike() -> None:
-    own = entry(words=["Katze", "rot"])
+    own = entry(words=["Katze", "rot", "Pixel-Bär"])
 
-    assert read(own, "eine ROTE Katze, rot").unknown == ("eine", "rote")
+    assert read(own, "eine ROTE Katze, rot, ein Pixel-Bär").unknown == ("eine", "rote", "ein")
     assert read(own, "a dog").is_understood is False
-    assert known_words(own) == ("katze", "rot")
+    assert known_words(own) == ("bar", "katze", "pixel", "rot")
 
 
 @pytest.mark.parametrize(

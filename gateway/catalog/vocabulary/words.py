@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -37,7 +37,6 @@ _MUSIC: Final = re.compile(
 _HAN: Final = re.compile(r"([\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f])")
 _SPOKEN: Final = ("L", "N", "Sm", "Sc", "So")
 """Unicode categories of characters that speech must not drop: others are marks and pauses."""
-
 _JOINED: Final = ("M", "C", "Sk")
 """Categories of characters that change the one before, such as the colour of an emoji."""
 
@@ -85,7 +84,7 @@ def read(entry: CatalogEntry, text: str) -> Reading:
     known, silent, fillers = _known(entry), _silent(), _fillers()
     unknown: dict[str, None] = {}
     is_understood = False
-    for word in _music_words(text) if entry.engine == "music" else plain_words(text):
+    for word in _splitter(entry)(text):
         if word not in known:
             if word not in silent:
                 unknown[word] = None
@@ -151,8 +150,13 @@ def _music_words(text: str) -> Sequence[str]:
 @once_per_entry
 def _known(entry: CatalogEntry) -> frozenset[str]:
     assert entry.vocabulary is not None
-    words = frozenset(word.lower() for word in entry.vocabulary.words)
+    split = _splitter(entry)
+    words = frozenset(part for word in entry.vocabulary.words for part in split(word))
     return words | {_NOTE} if entry.engine == "music" else words
+
+
+def _splitter(entry: CatalogEntry) -> Callable[[str], Sequence[str]]:
+    return _music_words if entry.engine == "music" else plain_words
 
 
 @cache
