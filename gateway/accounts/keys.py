@@ -313,6 +313,14 @@ def key_by_id(connection: Connection, key_id: int) -> KeyInfo:
     return _info(row)
 
 
+def limited_key(connection: Connection, key_id: int) -> KeyInfo:
+    """Return a key with its limits. Raise ``LookupError`` if it does not exist."""
+    rows = connection.execute(_WITH_LIMITS.where(keys.c.id == key_id)).mappings().all()
+    if not rows:
+        raise LookupError(f"unknown key {key_id}")
+    return replace(_info(rows[0]), limits=_limits(rows))
+
+
 def revoke_key(connection: Connection, prefix_or_id: str) -> KeyInfo:
     """Revoke a key, immediately and in every process; revoking it again changes nothing.
 
@@ -349,12 +357,13 @@ def _console_hash(account_id: int, pepper: bytes) -> bytes:
 _KEYS: Final = select(keys, accounts.c.name.label("account")).join(
     accounts, accounts.c.id == keys.c.account_id
 )
-_LIMITED: Final = (
+_WITH_LIMITS: Final = (
     # One statement for a key and its limits: a row for each limit, at least one.
-    _KEYS.add_columns(*(column.label(f"limit_{column.name}") for column in rate_limits.c))
-    .outerjoin(rate_limits, limits_of_key())
-    .where(keys.c.secret_hash == bindparam("secret_hash"))
+    _KEYS.add_columns(
+        *(column.label(f"limit_{column.name}") for column in rate_limits.c)
+    ).outerjoin(rate_limits, limits_of_key())
 )
+_LIMITED: Final = _WITH_LIMITS.where(keys.c.secret_hash == bindparam("secret_hash"))
 
 
 def _member_role(connection: Connection, account_id: int, user_id: int) -> MemberRole:

@@ -32,6 +32,7 @@ from gateway.console.guards import (
 )
 from gateway.console.headers import PREFIX
 from gateway.console.pages import accounts, home, keys, models, money, reports, requests
+from gateway.console.playground import pages as playground
 from gateway.console.rendering import page_now
 from gateway.console.visitors import Visitor, visitor_of
 from gateway.errors import InternalError, InvalidRequest, TollgateError, Unavailable
@@ -62,6 +63,7 @@ def console_router() -> Router:
             *home.HANDLERS,
             *requests.HANDLERS,
             *models.HANDLERS,
+            *playground.HANDLERS,
             *money.HANDLERS,
             *reports.HANDLERS,
             *keys.HANDLERS,

@@ -60,6 +60,7 @@ PLACES: Final[Sequence[tuple[str, Sequence[Destination]]]] = (
         (
             Destination("Models", "/console/models", "cube", "catalog.read", "m"),
             Destination("Picker", "/console/pick", "target", "catalog.read", "i"),
+            Destination("Playground", "/console/playground", "play", "play.read", "p", True),
         ),
     ),
     (

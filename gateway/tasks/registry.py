@@ -72,7 +72,7 @@ Input: TypeAlias = (
 
 def parse(task: Task, value: Mapping[str, Any], *, prefix: str = "input") -> Input:
     """Check an input's shape. Raise ``InvalidRequest`` that names the invalid field."""
-    return _read(_schema(task, value), value, prefix)
+    return _read(schema_of(task, value), value, prefix)
 
 
 def parse_unknown(value: Mapping[str, Any], *, prefix: str = "input") -> Input:
@@ -87,7 +87,8 @@ def _read(schema: type[Input], value: Mapping[str, Any], prefix: str) -> Input:
         raise invalid_field(error.errors(include_url=False), prefix=prefix) from None
 
 
-def _schema(task: Task, value: Mapping[str, Any]) -> type[Input]:
+def schema_of(task: Task, value: Mapping[str, Any]) -> type[Input]:
+    """Return the schema that reads an input of a task."""
     match task, TASKS[task].makes:
         case "text-generation", _:
             return TextCompletion if "prompt" in value else TextGeneration
