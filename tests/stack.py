@@ -308,6 +308,6 @@ def running(
 def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]
+    except (ProcessLookupError, FileNotFoundError):
         return False
-    return "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]
