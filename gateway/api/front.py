@@ -1,10 +1,13 @@
-"""The page at ``/``, with links for a person with a browser."""
+"""What is at ``/``: links, as a page for a person with a browser, otherwise as JSON."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal, TypedDict
 
 from litestar import Controller, Response, get
+
+from gateway.api.http.answers import json_response
+from gateway.api.http.request import ApiRequest
 
 PAGE: Final = """\
 <!doctype html>
@@ -20,7 +23,7 @@ code { background: #8882; padding: .1em .3em; border-radius: .2em }
 <p>This inference gateway is running. Clients of OpenAI reach it under <code>/v1</code>, with an API
 key.</p>
 <ul>
-<li><a href="/schema">API documentation</a></li>
+{console}<li><a href="/schema">API documentation</a></li>
 <li><a href="/health/ready">Readiness</a></li>
 <li><code>GET /v1/models</code>: models and prices, with a key</li>
 </ul>
@@ -28,10 +31,39 @@ key.</p>
 """
 
 
+CONSOLE: Final = '<li><a href="/console">Console</a></li>\n'
+
+
+class FrontView(TypedDict):
+    """Where a client finds what."""
+
+    object: Literal["gateway"]
+    name: str
+    models: str
+    documentation: str
+    readiness: str
+    console: str | None
+
+
 class FrontPageController(Controller):
     include_in_schema = False
 
-    @get("/", media_type="text/html")
-    async def front(self) -> Response[str]:
-        headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
-        return Response(PAGE, media_type="text/html", headers=headers)
+    @get("/")
+    async def front(self, request: ApiRequest) -> Response[str] | Response[FrontView]:
+        has_console = request.services.settings.console
+        if "text/html" not in request.headers.get("accept", ""):
+            view: FrontView = {
+                "object": "gateway",
+                "name": "Tollgate",
+                "models": "/v1/models",
+                "documentation": "/schema",
+                "readiness": "/health/ready",
+                "console": "/console" if has_console else None,
+            }
+            return json_response(view, headers={"Vary": "Accept"})
+        headers = {
+            "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
+            "Vary": "Accept",
+        }
+        page = PAGE.replace("{console}", CONSOLE if has_console else "")
+        return Response(page, media_type="text/html", headers=headers)

@@ -31,7 +31,7 @@ from gateway.console.guards import (
     path_of,
 )
 from gateway.console.headers import PREFIX
-from gateway.console.pages import accounts, home, keys, models, money, reports, requests
+from gateway.console.pages import accounts, audit, home, keys, models, money, reports, requests
 from gateway.console.playground import pages as playground
 from gateway.console.rendering import page_now
 from gateway.console.visitors import Visitor, visitor_of
@@ -68,6 +68,7 @@ def console_router() -> Router:
             *reports.HANDLERS,
             *keys.HANDLERS,
             *accounts.HANDLERS,
+            *audit.HANDLERS,
             *assets.HANDLERS,
             _nothing,
         ],

@@ -82,6 +82,7 @@ PLACES: Final[Sequence[tuple[str, Sequence[Destination]]]] = (
         (
             Destination("Keys", "/console/keys", "key", "keys.read", "k"),
             Destination("Accounts", "/console/accounts", "people", "installation.read", "a"),
+            Destination("Audit log", "/console/audit", "eye", "audit.read", "d"),
         ),
     ),
 )

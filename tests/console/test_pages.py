@@ -233,6 +233,13 @@ def test_key_is_created_rotated_and_revoked(filled: tuple[Installation, Seeded])
     page = owner.get(f"/console/keys/{key.id}").text
     assert secret[1] not in page
 
+    form = owner.get("/console/keys/new").text
+    once = re.search(r'name="once" value="(\w+)"', form)
+    assert once is not None
+    sent = {"name": "once", "read": "yes", "once": once[1]}
+    answers = [owner.post("/console/keys/new", sent) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [201, 303]
+
     renamed = owner.post(f"/console/keys/{key.id}", {"name": "web 3", "spend_limit": ""})
     assert renamed.status_code == 303
     rotated = owner.post(f"/console/keys/{key.id}/rotate", {"overlap_s": "3600"})
@@ -242,6 +249,33 @@ def test_key_is_created_rotated_and_revoked(filled: tuple[Installation, Seeded])
     subject = f"key {key.id}"
     acts = [event.act for event in installation.events(subject=subject)]
     assert acts == ["key.revoke", "key.rotate", "key.change", "key.create"]
+
+
+def test_audit_log_shows_acts_with_what_they_changed(
+    filled: tuple[Installation, Seeded], visitors: dict[str, Browser]
+) -> None:
+    operator = visitors["operator"]
+    opened = operator.post("/console/accounts/new", {"name": "vega"}).headers["location"]
+    operator.post(opened, {"credit_limit": "7", "reason": "a friend"})
+
+    page = operator.get("/console/audit?act=account.change&account=vega").text
+
+    assert "a friend" in page
+    assert "<del>0</del>" in page
+    assert "<ins>7</ins>" in page
+    assert visitors["owner"].get("/console/audit").status_code == 200
+    assert "vega" not in text_of(visitors["owner"].get("/console/audit").text)
+    assert visitors["viewer"].get("/console/audit").status_code == 404
+
+
+def test_front_page_greets_browsers_and_clients(filled: tuple[Installation, Seeded]) -> None:
+    browser = filled[0].browser()
+
+    page = browser.get("/", Accept="text/html,*/*;q=0.8")
+    answer = browser.get("/", Accept="*/*")
+
+    assert 'href="/console"' in page.text
+    assert answer.json()["console"] == "/console"
 
 
 def test_mistake_in_a_form_keeps_what_was_entered(filled: tuple[Installation, Seeded]) -> None:

@@ -111,9 +111,12 @@ for (const table of document.querySelectorAll(".table")) {
 document.addEventListener("submit", (event) => {
   if (event.defaultPrevented || event.target.method !== "post") return;
   setTimeout(() => {
-    for (const button of event.target.querySelectorAll("button")) button.disabled = true;
+    for (const button of event.target.querySelectorAll("button:enabled")) {
+      button.disabled = true;
+      button.dataset.sent = "";
+    }
   });
 });
 window.addEventListener("pageshow", () => {
-  for (const button of document.querySelectorAll("form[method=post] button[disabled]")) button.disabled = false;
+  for (const button of document.querySelectorAll("button[data-sent]")) button.disabled = false;
 });

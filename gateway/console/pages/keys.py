@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, cast, get_args
 from zoneinfo import ZoneInfo
 
@@ -16,6 +17,7 @@ from gateway.accounts.accounts import Account
 from gateway.accounts.keys import KeyStatus, key_by_id
 from gateway.api.http.bodies import read_body
 from gateway.api.http.request import ApiRequest
+from gateway.audit_log import CALL_PREFIX, AuditFilter, Author, list_events
 from gateway.console.answers import see_other
 from gateway.console.guards import needs
 from gateway.console.queries import ROWS, FormValues, Query, problems_of, read_form
@@ -25,6 +27,7 @@ from gateway.console.scope import account_of, one_account
 from gateway.console.views.keys import key_row
 from gateway.console.visitors import CurrentVisitor, Visitor
 from gateway.errors import NotFound, TollgateError
+from gateway.ids import is_id, new_id
 from gateway.operations import keys
 from gateway.operations.keys import KeyView
 
@@ -77,19 +80,24 @@ class KeyPages(Controller):
         return await _form_page(request, visitor, account, {"inference": "yes", "read": "yes"})
 
     @post("/new", guards=[needs("keys.write")])
-    async def create(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
+    async def create(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[Any]:
         account, form = await _account(request, visitor), await read_form(request)
         pepper = request.services.pepper
         try:
+            author = _author(visitor, form)
             sent = {**_terms(form, visitor.zone), "scopes": _scopes(form)}
             body = read_body(keys.MemberKeyBody, _given(sent))
-            made = await request.services.database.write(
-                lambda connection: keys.create(
-                    connection, visitor.author(), _number(account), body, pepper=pepper
-                )
-            )
+
+            def make(connection: Connection) -> keys.NewKeyView | None:
+                if _is_sent_again(connection, author, account.id):
+                    return None
+                return keys.create(connection, author, _number(account), body, pepper=pepper)
+
+            made = await request.services.database.write(make)
         except TollgateError as error:
             return await _form_page(request, visitor, account, form.values(), error)
+        if made is None:
+            return see_other("/console/keys")
         return await _secret_page(request, visitor, made)
 
     @get("/{key_id:int}", guards=[needs("keys.read")])
@@ -117,18 +125,23 @@ class KeyPages(Controller):
     @post("/{key_id:int}/rotate", guards=[needs("keys.write")])
     async def rotate(
         self, request: ApiRequest, visitor: CurrentVisitor, key_id: FromPath[int]
-    ) -> Response[str]:
+    ) -> Response[Any]:
         key, form = await _find(request, visitor, key_id, "keys.write"), await read_form(request)
         pepper = request.services.pepper
         try:
+            author = _author(visitor, form)
             body = read_body(keys.RotationBody, {"overlap_s": form.number("overlap_s") or 0})
-            made = await request.services.database.write(
-                lambda connection: keys.rotate(
-                    connection, visitor.author(), str(key_id), body, pepper=pepper
-                )
-            )
+
+            def make(connection: Connection) -> keys.NewKeyView | None:
+                if _is_sent_again(connection, author, None):
+                    return None
+                return keys.rotate(connection, author, str(key_id), body, pepper=pepper)
+
+            made = await request.services.database.write(make)
         except TollgateError as error:
             return await _key_page(request, visitor, key, None, error)
+        if made is None:
+            return see_other(f"/console/keys/{key_id}")
         return await _secret_page(request, visitor, made)
 
     @post("/{key_id:int}/revoke", guards=[needs("keys.write")])
@@ -173,6 +186,20 @@ async def _find(request: ApiRequest, visitor: Visitor, key_id: int, act: Act) ->
     if found is None:
         raise _unknown_key()
     return found
+
+
+def _author(visitor: Visitor, form: FormValues) -> Author:
+    """Return the author of the one act that a form does: its call is that of the form."""
+    once = form.text("once")
+    if once is None or not is_id(CALL_PREFIX, once):
+        return visitor.author()
+    return replace(visitor.author(), call_id=once)
+
+
+def _is_sent_again(connection: Connection, author: Author, account_id: int | None) -> bool:
+    """Whether a form has done its act before: reloading the page with a secret sends it again."""
+    wanted = AuditFilter(call_id=author.call_id, account_id=account_id)
+    return bool(list_events(connection, wanted, limit=1))
 
 
 def _unknown_key() -> NotFound:
@@ -220,6 +247,7 @@ async def _form_page(
         problems=problems_of(error),
         mistake=error.message if error else None,
         models=request.services.live.names(),
+        once=new_id(CALL_PREFIX),
     )
 
 
@@ -244,6 +272,7 @@ async def _key_page(
         overlaps=OVERLAPS,
         may_write=visitor.role is not None or row.account == visitor.account,
         models=request.services.live.names(),
+        once=new_id(CALL_PREFIX),
     )
 
 

@@ -22,6 +22,7 @@ OPERATOR = (
     "/console/margins",
     "/console/statements?account=atlas",
     "/console/accounts",
+    "/console/audit",
     "/console/accounts/{account}",
     "/console/accounts/new",
     "/console/credit/new?account=atlas",
