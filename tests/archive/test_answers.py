@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import functools
 import shutil
+import uuid
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
+from litestar.testing import TestClient
 from pyarrow.parquet import ParquetFile
 
+from gateway.accounts.keys import create_key
+from gateway.app import create_app
 from gateway.archive.files import read_pages, schema_of
 from gateway.archive.marks import list_archives
 from gateway.audit_log import Author
@@ -41,9 +46,11 @@ from gateway.operations.periods import rebuild_rollups
 from gateway.pricing import Component, Price
 from gateway.requests.lookup import Lookup, RequestFilter
 from gateway.retention.erasure import Target, check_target
+from gateway.settings import Settings
 from tests.archive.months import APRIL, AUTHOR, LATE, MARCH, MONTH, Month
 from tests.archive.test_archive import Killed, kill_at
-from tests.ledger.books import PRICE
+from tests.ledger.books import PEPPER, PRICE
+from tests.stack import CATALOG
 
 UTC: Final = ZoneInfo("UTC")
 
@@ -252,6 +259,48 @@ def test_usage_in_detail_is_what_it_was(march: Month) -> None:
     ]
     with march.database.snapshot() as connection, pytest.raises(Gone, match=MONTH):
         usage(connection, part, (), Filters())
+
+
+def test_reports_over_http_are_what_they_were(
+    one_march: Month, valkey: str, tmp_path: Path
+) -> None:
+    catalog = tmp_path / "catalog.yaml"
+    catalog.write_text(CATALOG.format(veo="0.40"))
+    settings = Settings(
+        home=tmp_path, catalog=catalog, database_url=one_march.url, redis_url=valkey,
+        namespace=uuid.uuid4().hex, pepper=PEPPER, blob_url=f"file://{one_march.blobs._directory}",
+    )  # fmt: skip
+    with one_march.database.transaction() as connection:
+        secret, _ = create_key(
+            connection, one_march.other.account.id, pepper=PEPPER, scopes=("admin", "read")
+        )
+        *_, first = entries(connection, one_march.books.account.id, limit=100, kind="charge")
+    span = {"from": "2026-03-31", "to": "2026-03-31"}
+    start = {"start_time": int(LATE.timestamp()), "bucket_width": "1m", "limit": 200}
+    asked: list[tuple[str, str, Any]] = [
+        (one_march.books.secret, "/v1/usage", {**span, "group_by": "tag:tag,key"}),
+        (one_march.books.secret, "/v1/usage", {**span, "tz": "Asia/Kathmandu", "tag:empty": ""}),
+        (one_march.books.secret, f"/v1/ledger/{first.id}", {}),
+        (secret, "/v1/admin/margins", {**span, "group_by": "device,account"}),
+        (secret, "/v1/organization/usage/completions", start),
+    ]
+
+    def answers() -> list[Any]:
+        found = []
+        with TestClient(create_app(settings)) as client:
+            for key, path, params in asked:
+                headers = {"Authorization": f"Bearer {key}"}
+                answer = client.get(path, params=params, headers=headers)
+                assert answer.status_code == 200, answer.text
+                # Charges that follow each other are one entry, here of one charge.
+                found.append({**answer.json(), "as_of": None, "actor": None, "reason": None})
+        return found
+
+    before = answers()
+
+    one_march.archive()
+
+    assert answers() == before
 
 
 def test_usage_reads_only_the_row_groups_of_its_span(
