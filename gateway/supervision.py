@@ -148,6 +148,8 @@ class Supervisor:
                 log.exception("the loop %s was interrupted", loop.name)
             except Exception:  # the boundary of every background loop
                 log.exception("the loop %s failed", loop.name)
+                if self._stopping:
+                    return  # Another round would never be cancelled.
             pause_s = PAUSE_MIN_S if loop.failures == 0 else min(pause_s * 2, PAUSE_MAX_S)
             loop.failures += 1
             metrics.LOOP_FAILURES.labels(loop.name).inc()

@@ -66,6 +66,28 @@ async def test_a_loop_that_fails_runs_again(ended: list[float]) -> None:
     assert supervisor.failed is None
 
 
+async def test_a_loop_that_fails_while_it_is_stopped_does_not_run_again(ended: list[float]) -> None:
+    rounds, started = 0, asyncio.Event()
+
+    async def work(beat: Beat) -> None:
+        nonlocal rounds
+        rounds += 1
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            # As releasing a lease does if the database is slow.
+            raise TimeoutError
+
+    supervisor = make(ended)
+    async with asyncio.timeout(10), supervisor.running():
+        supervisor.start("sweeper", work)
+        await started.wait()
+
+    assert rounds == 1
+    assert (ended, supervisor.failed) == ([], None)
+
+
 async def test_failures_with_beats_between_them_do_not_end_the_process(ended: list[float]) -> None:
     rounds, done = 0, asyncio.Event()
 
