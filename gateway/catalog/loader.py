@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, TypeAlias, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from gateway.catalog.advice import findings
 from gateway.catalog.document import Document, Flaw, Place, Unreadable
 from gateway.catalog.ensembles import BestOf, Vote
+from gateway.catalog.market.contract_checks import Finding
 from gateway.catalog.names import repeated
 from gateway.catalog.problems import CatalogError, CatalogProblem, Level
 from gateway.catalog.rules import Conflicts, route
@@ -37,6 +38,9 @@ from gateway.catalog.workflow import Step, Workflow, WorkflowInput
 from gateway.pricing import UNITS
 
 SHOWN_MAX: Final = 60
+
+Inspect: TypeAlias = Callable[[Path, Catalog], Mapping[str, Sequence[Finding]]]
+"""Returns findings by the names of entries."""
 
 _SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "models": CatalogEntry,
@@ -117,21 +121,28 @@ def _with_aliases(catalog: Catalog) -> Iterator[CatalogEntry]:
         yield entry.model_copy(update={"aliases": (*entry.aliases, *more)}) if more else entry
 
 
-def check(path: Path) -> tuple[CatalogProblem, ...]:
+def check(path: Path, inspect: Inspect | None = None) -> tuple[CatalogProblem, ...]:
     """Return all problems of a catalog file. It can be loaded if there are none, or if each of them
-    is a warning or contradicts the contract of a vendor's model."""
+    is a warning or contradicts the contract of a vendor's model.
+
+    ``inspect`` finds more in a catalog without mistakes.
+    """
     try:
-        return tuple(_advice(path, *_load(path)))
+        catalog, document = _load(path)
+        more = inspect(path, catalog) if inspect is not None else {}
+        return tuple(_advice(path, catalog, document, more))
     except CatalogError as error:
         return error.problems
     except OSError as error:
         return (CatalogProblem(str(path), 1, 1, "", f"cannot be read: {error.strerror}"),)
 
 
-def _advice(path: Path, catalog: Catalog, document: Document) -> Iterator[CatalogProblem]:
+def _advice(
+    path: Path, catalog: Catalog, document: Document, more: Mapping[str, Sequence[Finding]]
+) -> Iterator[CatalogProblem]:
     """Yield what is wrong with a catalog that can be loaded."""
     for index, entry in enumerate(catalog.models):
-        for place, message, level in findings(entry):
+        for place, message, level in (*findings(entry), *more.get(entry.name, ())):
             yield _problem_at(path, document, ("models", index, *place), message, level)
 
 

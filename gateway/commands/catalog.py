@@ -15,6 +15,7 @@ from gateway.catalog.picking.typical import Find, typical_nanos
 from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.views import PickedView
 from gateway.checks.suggestions import did_you_mean
+from gateway.commands.planning.deep_check import inspect_checkpoints
 from gateway.commands.prices import price, price_line, whatif_command
 from gateway.commands.terminal import (
     Usd,
@@ -37,16 +38,20 @@ catalog.add_command(price)
 catalog.add_command(whatif_command)
 
 
-@catalog.command("check", epilog=example("tollgate catalog check catalog.yaml"))
+@catalog.command("check", epilog=example("tollgate catalog check --deep catalog.yaml"))
 @click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option("--deep", is_flag=True, help="Whether engines here can load the checkpoints.")
 @json_option
-def catalog_check(file: Path | None, as_json: bool) -> None:
+def catalog_check(file: Path | None, deep: bool, as_json: bool) -> None:
     """Check a catalog file, also against the contracts and costs of upstreams.
+
+    With --deep, engines read the configuration, tokenizer, options, device and memory of each entry
+    that they would serve, but no weights. Run it on the machine of the worker.
 
     Exits with 1 if there is a mistake. Warnings do not count.
     """
     path = file or read_settings().catalog
-    problems = check(path)
+    problems = check(path, inspect_checkpoints if deep else None)
     if as_json:
         click.echo(msgspec.json.encode([asdict(problem) for problem in problems]).decode())
     else:

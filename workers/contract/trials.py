@@ -1,7 +1,8 @@
-"""What ``tollgate try`` and the process in which it loads a model agree on: lines of JSON.
+"""What a command agrees on with its process that has torch: lines of JSON.
 
-The process reads one ``TrialOrder`` from its standard input, and writes reports until it ends. Both
-sides have the same version.
+``tollgate try`` sends a ``TrialOrder`` to the standard input of a process that loads a model, and
+reads reports until it ends. ``tollgate catalog check --deep`` does the same with an
+``InspectionOrder``. Both sides have the same version.
 """
 
 from __future__ import annotations
@@ -66,3 +67,23 @@ class TrialAgreement(msgspec.Struct, frozen=True, tag="agreement"):
 
 
 TrialReport: TypeAlias = TrialRun | TrialReference | TrialAgreement
+
+
+class InspectionOrder(msgspec.Struct, frozen=True):
+    """Entries whose checkpoints are to be checked without reading their weights."""
+
+    specs: tuple[ModelSpec, ...]
+
+
+class Inspection(msgspec.Struct, frozen=True):
+    """What was found in the checkpoint of an entry."""
+
+    model: str
+    problem: str | None = None
+    """Reason why it cannot be loaded; the other fields are then empty."""
+    notes: tuple[str, ...] = ()
+    device: str = ""
+    memory_bytes: int | None = None
+    """Memory of the device; None if it is unknown."""
+    cache_bytes: int = 0
+    """Memory that the model takes beside its weights."""

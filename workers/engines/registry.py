@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, cast
 
 import msgspec
@@ -127,7 +128,16 @@ def slots(spec: ModelSpec) -> int:
 
 
 def create(spec: ModelSpec) -> Engine:
-    """Create the engine of an entry, without loading it."""
+    """Create the engine of an entry, without loading it.
+
+    Raise ``ValueError`` if an option is invalid, or the checkpoint does not exist.
+    """
+    if spec.checkpoint is not None and not Path(spec.checkpoint).exists():
+        raise ValueError(
+            f"{spec.checkpoint} does not exist; `checkpoint` is a directory, relative to the "
+            "catalog's. Nothing is downloaded: fetch a model of a hub first, such as by "
+            "`hf download OWNER/NAME --local-dir DIRECTORY`"
+        )
     entry = ENGINES[spec.engine or ""]
     factory = getattr(importlib.import_module(entry.module), entry.factory)
     return cast(Callable[[ModelSpec], Engine], factory)(spec)

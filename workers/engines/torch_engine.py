@@ -10,6 +10,7 @@ import gc
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -17,6 +18,7 @@ import torch
 
 from workers.contract.jobs import Failed, FailureCode, Job, RequestId, Usage
 from workers.contract.models import ModelSpec
+from workers.engines.memory import total_bytes
 from workers.engines.options import TorchOptions
 from workers.engines.threads import threads_for, use_threads
 from workers.media.pixels import MediaError
@@ -25,6 +27,7 @@ from workers.protocol.engine import (
     Admitted,
     CancelReason,
     Hardware,
+    Inspected,
     PhaseClock,
     Prepared,
     StepReport,
@@ -67,6 +70,10 @@ class TorchEngine(ABC, Generic[OptionsT, ModelT, RequestT]):
     def hardware(self) -> Hardware:
         return self._options.hardware
 
+    def inspect(self) -> Inspected:
+        found, device = self._inspect() or Inspected(), self._options.torch_device
+        return replace(found, device=self.hardware.device, memory_bytes=total_bytes(device))
+
     def load(self) -> None:
         """Load the weights and warm up. Raise ``ValueError`` with the reason if that fails."""
         self._loaded = self._load()
@@ -96,6 +103,10 @@ class TorchEngine(ABC, Generic[OptionsT, ModelT, RequestT]):
 
     @abstractmethod
     def step(self, clock: PhaseClock) -> StepReport: ...
+
+    @abstractmethod
+    def _inspect(self) -> Inspected | None:
+        """Check the checkpoint as ``_load`` does, but without reading the weights."""
 
     @abstractmethod
     def _load(self) -> ModelT:

@@ -94,6 +94,28 @@ class Hardware:
     dtype: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """What is known of a model before it is loaded."""
+
+    notes: tuple[str, ...] = ()
+    """What the operator should know, though the model can be loaded."""
+    device: str = ""
+    memory_bytes: int | None = None
+    """Memory of the device; None if it is unknown."""
+    cache_bytes: int = 0
+    """Memory that it takes beside its weights."""
+
+
+@runtime_checkable
+class Inspecting(Protocol):
+    """An engine that can check its checkpoint without reading the weights."""
+
+    def inspect(self) -> Inspected:
+        """Raise ``ValueError`` as ``load`` would."""
+        ...
+
+
 @runtime_checkable
 class Placed(Protocol):
     """An engine that can tell where its weights are once they are loaded."""

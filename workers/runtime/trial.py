@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -40,6 +40,7 @@ ROUNDS: Final = 2
 """Requests of a run for each of its batch; with one, all would start and end together."""
 REQUESTS_MIN: Final = 4
 _MEMORY_ERRORS: Final = ("OutOfMemoryError", "MemoryError")
+OrderT = TypeVar("OrderT")
 
 
 class Trial:
@@ -203,21 +204,27 @@ def _end_with_parent() -> None:
 
 
 def _reporter(channel: BinaryIO) -> Callable[[Any], None]:
-    def report(value: TrialReport) -> None:
+    def report(value: Any) -> None:
         channel.write(msgspec.json.encode(value) + b"\n")
         channel.flush()
 
     return report
 
 
-def main() -> None:
-    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=TrialOrder)
+def open_channel(kind: type[OrderT]) -> tuple[OrderT, Callable[[Any], None]]:
+    """Read the order of this process. Return it, and the function that reports to the command."""
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=kind)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     configure_logging(os.environ.get("TOLLGATE_LOG_LEVEL", "WARNING"))
     # What libraries print must not mix with the reports.
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    Trial(order, _reporter(channel)).run()
+    return order, _reporter(channel)
+
+
+def main() -> None:
+    order, report = open_channel(TrialOrder)
+    Trial(order, report).run()
 
 
 if __name__ == "__main__":

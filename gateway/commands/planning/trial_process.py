@@ -1,4 +1,4 @@
-"""Runs the process in which ``tollgate try`` loads a model, since the gateway has no torch."""
+"""Runs the process in which a command loads or inspects models, since the gateway has no torch."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import msgspec
 
 from gateway.up.environment import of_trial
-from workers.contract.trials import TrialOrder, TrialReport
+from workers.contract.models import ModelSpec
+from workers.contract.trials import Inspection, InspectionOrder, TrialOrder, TrialReport
 
 _REPORT: Final = msgspec.json.Decoder(TrialReport)
+_INSPECTION: Final = msgspec.json.Decoder(Inspection)
 _TAIL: Final = 500
 
 
@@ -24,10 +26,25 @@ class TrialFailed(Exception):
 
 def run_trial(order: TrialOrder, *, threads: int | None) -> Iterator[TrialReport]:
     """Yield the reports of the process as they arrive. Raise ``TrialFailed`` if it fails."""
+    for line in _run("workers.runtime.trial", order, threads=threads):
+        yield _REPORT.decode(line)
+
+
+def run_inspection(specs: Sequence[ModelSpec]) -> Iterator[Inspection]:
+    """Yield what engines find in the checkpoints of entries, as it arrives.
+
+    Raise ``TrialFailed`` if the process fails.
+    """
+    for line in _run("workers.runtime.inspection", InspectionOrder(tuple(specs)), threads=1):
+        yield _INSPECTION.decode(line)
+
+
+def _run(module: str, order: Any, *, threads: int | None) -> Iterator[bytes]:
+    """Yield the lines that a process writes in answer to an order."""
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(
-            [sys.executable, "-m", "workers.runtime.trial"],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -40,8 +57,7 @@ def run_trial(order: TrialOrder, *, threads: int | None) -> Iterator[TrialReport
             # It stays open, because the process ends with it.
             child.stdin.write(msgspec.json.encode(order) + b"\n")
             child.stdin.flush()
-            for line in child.stdout:
-                yield _REPORT.decode(line)
+            yield from child.stdout
             code = child.wait()
         finally:
             child.kill()

@@ -74,6 +74,9 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         self._upscaler: Upscaler | None = None
         self._by_run: dict[int, tuple[Request, Generation]] = {}
 
+    def _inspect(self) -> None:
+        loading.inspect(self._spec, self._options)
+
     def _load(self) -> loading.LoadedCheckpoint:
         loaded = loading.load(self._spec, self._options, self._batcher)
         if self._options.upscaler is not None:

@@ -45,10 +45,9 @@ class LoadedCheckpoint:
 def load(spec: ModelSpec, options: Options, batcher: CooperativeBatcher) -> LoadedCheckpoint:
     """Load the weights. Raise ``ValueError`` with a sentence for the operator."""
     path = Path(spec.checkpoint or "")
-    class_name = pipeline_class_of(path)
-    families = families_of(class_name, spec)
+    families, has_checker = inspect(spec, options)
     family = next(iter(families.values()))
-    pipeline = _load_pipeline(path, class_name, family, options)
+    pipeline = _load_pipeline(path, family, options, has_checker=has_checker)
     _add_loras(pipeline, options)
     for name in DENOISERS:
         if (part := getattr(pipeline, name, None)) is not None:
@@ -70,6 +69,25 @@ def load(spec: ModelSpec, options: Options, batcher: CooperativeBatcher) -> Load
     return LoadedCheckpoint(pipelines, families, denoiser)
 
 
+def inspect(spec: ModelSpec, options: Options) -> tuple[Mapping[str, PipelineFamily], bool]:
+    """Return the families by task, and whether the pipeline has a place for a safety checker.
+
+    Reads no weights. Raise ``ValueError`` with a sentence for the operator.
+    """
+    path = Path(spec.checkpoint or "")
+    class_name = pipeline_class_of(path)
+    families = families_of(class_name, spec)
+    index = json.loads((path / "model_index.json").read_text())
+    if options.safety and "safety_checker" not in index:
+        raise ValueError(f"safety is on, but {class_name} has no safety checker")
+    if options.safety and index["safety_checker"][0] is None:
+        raise ValueError("safety is on, but the checkpoint has no safety checker")
+    for name in (*DENOISERS, *ENCODERS, "vae"):
+        if (index.get(name) or [None])[0] is not None and not (path / name).is_dir():
+            raise ValueError(f"{path} lacks the directory {name}, which model_index.json names")
+    return families, "safety_checker" in index
+
+
 def pipeline_class_of(path: Path) -> str:
     """Return the pipeline class named in a checkpoint. Raise ``ValueError`` if there is none."""
     index = path / "model_index.json"
@@ -81,7 +99,9 @@ def pipeline_class_of(path: Path) -> str:
         raise ValueError(f"{index} cannot be read: {error}") from error
 
 
-def _load_pipeline(path: Path, class_name: str, family: PipelineFamily, options: Options) -> Any:
+def _load_pipeline(
+    path: Path, family: PipelineFamily, options: Options, *, has_checker: bool
+) -> Any:
     is_own = family.module != "diffusers"
     pipeline_class = family.load_class() if is_own else DiffusionPipeline
     for module in (diffusers_logging, transformers_logging):
@@ -93,15 +113,8 @@ def _load_pipeline(path: Path, class_name: str, family: PipelineFamily, options:
         "local_files_only": True,
         "use_safetensors": True,
     }
-    index = json.loads((path / "model_index.json").read_text())
-    if "safety_checker" in index:
-        has_checker = index["safety_checker"][0] is not None
-        if options.safety and not has_checker:
-            raise ValueError("safety is on, but the checkpoint has no safety checker")
-        if not options.safety:
-            settings |= {"safety_checker": None, "requires_safety_checker": False}
-    elif options.safety:
-        raise ValueError(f"safety is on, but {class_name} has no safety checker")
+    if has_checker and not options.safety:
+        settings |= {"safety_checker": None, "requires_safety_checker": False}
     try:
         pipeline = pipeline_class.from_pretrained(str(path), **settings)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from transformers import AutoModel
+from transformers import AutoConfig, AutoModel
 
 from workers.contract.jobs import Prompt
 from workers.contract.models import ModelSpec
@@ -30,27 +30,25 @@ _HEADS: Final = ("ForCausalLM", "ForMaskedLM")
 _ALTERNATIVE: Final = "serve it elsewhere and point an `upstream` entry at it"
 
 
-class Encoder:
-    """A loaded embedding model. ``context`` is the maximum number of tokens of one text."""
+class EncoderLayout:
+    """What a checkpoint says of its model beside the weights. ``context`` is the maximum number of
+    tokens of one text."""
 
     def __init__(self, spec: ModelSpec, options: Options) -> None:
-        path = checkpoint_path(spec)
-        self._device = options.torch_device
-        family = _read_family(path)
-        # The pooler of a checkpoint is never used, so it can be missing.
-        self.model: Any = read_model(AutoModel, path, options, unused="pooler")
-        self._tokenizer: Any = read_tokenizer(path)
-        self._prefix = options.prefix
-        self._pooling = pooling_of(path, options, is_decoder=family in DECODERS)
-        self._normalizes = normalizes(path, options)
-        config = self.model.config
+        self.path = checkpoint_path(spec)
+        family = _read_family(self.path)
+        self.tokenizer: Any = read_tokenizer(self.path)
+        self.pooling = pooling_of(self.path, options, is_decoder=family in DECODERS)
+        self.normalizes = normalizes(self.path, options)
+        config = AutoConfig.from_pretrained(
+            self.path, local_files_only=True, trust_remote_code=False
+        )
         self.dimensions = int(config.hidden_size)
         dimensions = spec.limits.get("dimensions")
         if dimensions is not None and dimensions != self.dimensions:
             raise ValueError(
                 f"limits.dimensions is {dimensions}, but the model's vectors have {self.dimensions}"
             )
-        self._size = int(self.model.get_input_embeddings().num_embeddings)
         positions = int(config.max_position_embeddings)
         if family in ("RobertaModel", "XLMRobertaModel", "MPNetModel"):
             # The positions of these families start after that of the padding.
@@ -61,6 +59,23 @@ class Encoder:
                 f"limits.context_tokens is {context}, but the model supports {positions} positions"
             )
         self.context = int(context)
+
+
+class Encoder:
+    """A loaded embedding model. ``context`` is the maximum number of tokens of one text."""
+
+    def __init__(self, spec: ModelSpec, options: Options) -> None:
+        layout = EncoderLayout(spec, options)
+        self._device = options.torch_device
+        # The pooler of a checkpoint is never used, so it can be missing.
+        self.model: Any = read_model(AutoModel, layout.path, options, unused="pooler")
+        self._size = int(self.model.get_input_embeddings().num_embeddings)
+        self._tokenizer = layout.tokenizer
+        self._prefix = options.prefix
+        self._pooling = layout.pooling
+        self._normalizes = layout.normalizes
+        self.dimensions = layout.dimensions
+        self.context = layout.context
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Tokenize a text, with the tokens that mark its beginning and end; pass token ids through.

@@ -18,7 +18,7 @@ from workers.contract.jobs import (
     Usage,
 )
 from workers.contract.models import ModelSpec
-from workers.engines.embedding.encoder import Encoder
+from workers.engines.embedding.encoder import Encoder, EncoderLayout
 from workers.engines.embedding.options import Options, read_options
 from workers.engines.threads import use_threads
 from workers.engines.torch_engine import InputError, TorchEngine, read_input
@@ -49,6 +49,9 @@ class _EmbeddingRequest:
 class EmbeddingEngine(TorchEngine[Options, Encoder, _EmbeddingRequest]):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec, read_options(spec))
+
+    def _inspect(self) -> None:
+        EncoderLayout(self._spec, self._options)
 
     def _load(self) -> Encoder:
         encoder = Encoder(self._spec, self._options)

@@ -55,7 +55,20 @@ class Checkpoint(Weights):
 
     def __init__(self, spec: ModelSpec, options: Options) -> None:
         super().__init__(spec, options)
-        self.vocabulary: Vocabulary = read_vocabulary(self.path, self.model)
+        self.vocabulary: Vocabulary = read_vocabulary(
+            self.path,
+            size=int(self.model.get_input_embeddings().num_embeddings),
+            end_tokens=self.model.generation_config.eos_token_id,
+        )
+
+
+def inspect(spec: ModelSpec, options: Options) -> tuple[Vocabulary, CacheShape]:
+    """Check a checkpoint without reading its weights. Raise ``ValueError`` as ``Checkpoint``."""
+    path = directory(spec)
+    config = _read_config(path)
+    _, shape = read_shape(spec, options)
+    size, ends = int(config.vocab_size), getattr(config, "eos_token_id", None)
+    return read_vocabulary(path, size=size, end_tokens=ends), shape
 
 
 def directory(spec: ModelSpec) -> Path:

@@ -27,20 +27,21 @@ from workers.engines.llm.cache import SequenceInput
 from workers.engines.llm.checkpoint import Checkpoint
 from workers.engines.llm.decoder import Decoder
 from workers.engines.llm.grammar import GrammarError
-from workers.engines.llm.loading import load_draft, make_decoder
+from workers.engines.llm.loading import inspect_models, load_draft, make_decoder
 from workers.engines.llm.options import read_options
 from workers.engines.llm.request import ChatRequest, ChoiceState
 from workers.engines.llm.sampling import SampledToken
 from workers.engines.llm.scheduler import Scheduler, SequenceGroup, StepPlan, TokenSequence
 from workers.engines.llm.speculation import DraftModel, PromptLookup
 from workers.engines.llm.tools import is_constrained
-from workers.engines.memory import is_out_of_memory
+from workers.engines.memory import is_out_of_memory, total_bytes
 from workers.engines.threads import threads_for, use_threads
 from workers.protocol.engine import (
     Admission,
     Admitted,
     CancelReason,
     Hardware,
+    Inspected,
     PhaseClock,
     StepReport,
     Wait,
@@ -88,6 +89,10 @@ class LlmEngine:
     @property
     def hardware(self) -> Hardware:
         return self._options.hardware
+
+    def inspect(self) -> Inspected:
+        found, device = inspect_models(self._spec, self._options), self._options.torch_device
+        return replace(found, device=self.hardware.device, memory_bytes=total_bytes(device))
 
     def load(self) -> None:
         """Load the weights, create the cache, warm up. Raise ``ValueError`` with the reason."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import msgspec
 import torch
 
 from workers.contract.models import ModelSpec
 from workers.engines.llm.cache import CacheShape, SequenceInput
-from workers.engines.llm.checkpoint import Checkpoint, Weights
+from workers.engines.llm.checkpoint import Checkpoint, Weights, inspect
 from workers.engines.llm.decoder import Decoder
 from workers.engines.llm.graphs import record_cuda
 from workers.engines.llm.options import Options
 from workers.engines.llm.speculation import DraftModel
 from workers.engines.llm.varlen import VarlenCache, make_cache
+from workers.engines.llm.vocabulary import Vocabulary
+from workers.protocol.engine import Inspected
 
 log = logging.getLogger(__name__)
 
@@ -61,20 +62,14 @@ def load_draft(spec: ModelSpec, options: Options, checkpoint: Checkpoint) -> Dra
 
     Raise ``ValueError`` if the two do not match.
     """
-    speculation = options.speculation
-    if speculation is None or speculation.checkpoint is None:
+    own = _draft_spec(spec, options)
+    if own is None:
         return None
-    path = Path(speculation.checkpoint)
-    own = msgspec.structs.replace(spec, checkpoint=str(path))
     try:
         draft = Checkpoint(own, options)
     except ValueError as error:
         raise ValueError(f"the draft model: {error}") from error
-    if draft.vocabulary.size != checkpoint.vocabulary.size:
-        raise ValueError(
-            f"the draft model has {draft.vocabulary.size} tokens and the main model "
-            f"{checkpoint.vocabulary.size}; both must have the same vocabulary"
-        )
+    _check_same(draft.vocabulary, checkpoint.vocabulary)
     shape: CacheShape = draft.shape
     draft.shape = CacheShape(
         shape.layers,
@@ -85,6 +80,37 @@ def load_draft(spec: ModelSpec, options: Options, checkpoint: Checkpoint) -> Dra
         shape.dtype,
     )
     return DraftModel(make_decoder(draft, options))
+
+
+def _draft_spec(spec: ModelSpec, options: Options) -> ModelSpec | None:
+    speculation = options.speculation
+    if speculation is None or speculation.checkpoint is None:
+        return None
+    return msgspec.structs.replace(spec, checkpoint=speculation.checkpoint)
+
+
+def _check_same(draft: Vocabulary, main: Vocabulary) -> None:
+    if draft.size != main.size:
+        raise ValueError(
+            f"the draft model has {draft.size} tokens and the main model {main.size}; both must "
+            "have the same vocabulary"
+        )
+
+
+def inspect_models(spec: ModelSpec, options: Options) -> Inspected:
+    """Check the checkpoints of an entry without reading weights. Raise ``ValueError`` as a load."""
+    vocabulary, shape = inspect(spec, options)
+    own = _draft_spec(spec, options)
+    if own is not None:
+        try:
+            draft, _ = inspect(own, options)
+        except ValueError as error:
+            raise ValueError(f"the draft model: {error}") from error
+        _check_same(draft, vocabulary)
+    notes: tuple[str, ...] = ()
+    if spec.task == "text-generation" and not vocabulary.has_template:
+        notes = ("its tokenizer has no chat template: it serves completions, and refuses chats",)
+    return Inspected(notes, cache_bytes=shape.bytes)
 
 
 def _free_bytes(device: torch.device) -> int | None:

@@ -28,6 +28,7 @@ class Vocabulary:
         self._tokenizer = tokenizer
         self.size = size
         self.end_tokens = end_tokens
+        self.has_template = tokenizer.chat_template is not None
         self.tool_format: ToolFormat | None = format_of(str(tokenizer.chat_template or ""))
         special = {id: str(token) for id, token in _added(tokenizer).items() if token.special}
         self._hidden: frozenset[int] | None = None
@@ -50,7 +51,7 @@ class Vocabulary:
         Raise ``ValueError`` if the model has no template, if its template refuses the conversation,
         as some do if roles do not alternate, or if it has a token without an embedding.
         """
-        if self._tokenizer.chat_template is None:
+        if not self.has_template:
             raise ValueError("it has no chat template, and only continues texts (completions)")
         turns = [self._turn(message) for message in messages]
         return self._check(self._contents.encode(self._render, turns, describe(tools)))
@@ -176,12 +177,15 @@ def _arguments(text: str) -> Any:
         return text
 
 
-def read_vocabulary(path: Path, model: Any) -> Vocabulary:
-    """Load a model's tokenizer. Raise ``ValueError`` if its template renders no conversation."""
+def read_vocabulary(path: Path, *, size: int, end_tokens: Any) -> Vocabulary:
+    """Load a tokenizer. Raise ``ValueError`` if its template renders no conversation.
+
+    ``size`` and ``end_tokens`` are those of the model, the latter a token, several or None.
+    """
     tokenizer = read_tokenizer(path)
-    size = int(model.get_input_embeddings().num_embeddings)
-    vocabulary = Vocabulary(tokenizer, size=size, end_tokens=_end_tokens(model, tokenizer))
-    if tokenizer.chat_template is None:
+    ends = _end_tokens(end_tokens, tokenizer.eos_token_id)
+    vocabulary = Vocabulary(tokenizer, size=size, end_tokens=ends)
+    if not vocabulary.has_template:
         return vocabulary
     try:
         vocabulary.encode([ChatMessage("user", "Hello")])
@@ -190,9 +194,9 @@ def read_vocabulary(path: Path, model: Any) -> Vocabulary:
     return vocabulary
 
 
-def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+def _end_tokens(*given: Any) -> frozenset[int]:
     found: set[int] = set()
-    for value in (model.generation_config.eos_token_id, tokenizer.eos_token_id):
+    for value in given:
         if isinstance(value, int):
             found.add(value)
         elif value is not None:

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from transformers import AutoTokenizer
 
 from workers.contract.jobs import Cancelled, Event, Failed, Job, Outcome, RequestId
 from workers.contract.media import RATE_MAX, RATE_MIN, MusicInput, characters
 from workers.contract.models import ModelSpec
 from workers.engines.audio_output import AudioOutput
+from workers.engines.checkpoints import read_tokenizer
 from workers.engines.llm.cache import SequenceInput
-from workers.engines.llm.checkpoint import Weights
+from workers.engines.llm.checkpoint import Weights, directory, read_shape
 from workers.engines.llm.decoder import Decoder
 from workers.engines.llm.loading import make_decoder
 from workers.engines.memory import is_out_of_memory
@@ -34,7 +34,7 @@ from workers.engines.music.writer import PieceSpec, PieceWriter
 from workers.engines.threads import use_threads
 from workers.engines.torch_engine import InputError, TorchEngine, out_of_memory, read_input
 from workers.media.encode import Origin
-from workers.protocol.engine import PhaseClock, StepReport
+from workers.protocol.engine import Inspected, PhaseClock, StepReport
 
 log = logging.getLogger(__name__)
 
@@ -57,18 +57,24 @@ class MusicEngine(TorchEngine[Options, _Loaded, MusicRequest]):
         super().__init__(spec, read_options(spec))
         self._bank = Bank(RATE)
 
-    def _load(self) -> _Loaded:
+    def _inspect(self) -> Inspected:
+        self._read_vocabulary()
+        _, shape = read_shape(self._spec, decoding(self._options))
+        return Inspected(cache_bytes=shape.bytes)
+
+    def _read_vocabulary(self) -> dict[str, int]:
         for task in (self._spec.task, *self._spec.also):
             if task != TASK:
                 raise ValueError(f"the engine music supports {TASK}, not {task}")
-        options = decoding(self._options)
-        weights = Weights(self._spec, options)
-        tokenizer = AutoTokenizer.from_pretrained(
-            weights.path, local_files_only=True, trust_remote_code=False
-        )
-        vocabulary: dict[str, int] = tokenizer.get_vocab()
+        vocabulary: dict[str, int] = read_tokenizer(directory(self._spec)).get_vocab()
         if missing := next((t for t in (*MARKS, *TOKENS) if t not in vocabulary), None):
             raise ValueError(f"not a music checkpoint: its tokenizer lacks {missing}")
+        return vocabulary
+
+    def _load(self) -> _Loaded:
+        vocabulary = self._read_vocabulary()
+        options = decoding(self._options)
+        weights = Weights(self._spec, options)
         self._choose_threads(weights.model)
         blocks_per_slot = -(-weights.context // weights.shape.block_tokens)
         first = [1 + slot * blocks_per_slot for slot in range(self._options.slots)]

@@ -67,6 +67,9 @@ class SpeechEngine(TorchEngine[Options, SpeechModel, SpeechRequest]):
         self._family: Family | None = None
         self._voices: dict[str, Voice] = {}
 
+    def _inspect(self) -> None:
+        family_of(self._spec)
+
     def _load(self) -> SpeechModel:
         self._family = family_of(self._spec)
         path = Path(self._spec.checkpoint or "")

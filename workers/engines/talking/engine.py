@@ -22,7 +22,13 @@ from workers.contract.jobs import Cancelled, Event, Failed, Job, Outcome, Reques
 from workers.contract.media import TalkingInput
 from workers.contract.models import ModelSpec
 from workers.engines.talking import mouth_shapes
-from workers.engines.talking.networks import RENDERER_SIDE, MouthPatch, Networks, read_networks
+from workers.engines.talking.networks import (
+    RENDERER_SIDE,
+    MouthPatch,
+    Networks,
+    check_architecture,
+    read_networks,
+)
 from workers.engines.talking.options import FPS_MAX, Options, read_options
 from workers.engines.talking.portrait import PortraitError
 from workers.engines.talking.request import TalkingHeadRequest
@@ -44,6 +50,9 @@ _AUDIO_RATE: Final = 48_000
 class TalkingEngine(TorchEngine[Options, Networks, TalkingHeadRequest]):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec, read_options(spec))
+
+    def _inspect(self) -> None:
+        check_architecture(Path(self._spec.checkpoint or ""))
 
     def _load(self) -> Networks:
         networks = read_networks(Path(self._spec.checkpoint or ""))

@@ -244,16 +244,24 @@ def create_networks() -> Networks:
     return Networks(MouthPredictor(), LandmarkDetector(), MouthRenderer())
 
 
-def read_networks(path: Path) -> Networks:
-    """Load the networks. Raise ``ValueError`` if the directory does not contain them."""
-    networks = create_networks()
+def check_architecture(path: Path) -> None:
+    """Raise ``ValueError`` if a directory is not for these networks."""
     try:
         architecture = json.loads((path / "config.json").read_text()).get("architecture")
         if architecture != ARCHITECTURE:
             raise ValueError(f"its architecture is {architecture!r}, not {ARCHITECTURE!r}")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def read_networks(path: Path) -> Networks:
+    """Load the networks. Raise ``ValueError`` if the directory does not contain them."""
+    check_architecture(path)
+    networks = create_networks()
+    try:
         weights = load_file(path / WEIGHTS)
         networks.module.load_state_dict({name: one.float() for name, one in weights.items()})
-    except (OSError, ValueError, RuntimeError, AttributeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     networks.module.eval().requires_grad_(False)
     return networks

@@ -25,7 +25,7 @@ from workers.engines.torch_engine import (
     read_input,
     reading,
 )
-from workers.engines.upscale.network import Network
+from workers.engines.upscale.network import Network, find_weights
 from workers.engines.upscale.options import Options, read_options
 from workers.engines.upscale.request import ImageResult, Result, Size, UpscaleRequest, VideoResult
 from workers.engines.upscale.tiles import Canvas, plan
@@ -56,6 +56,9 @@ class UpscaleEngine(TorchEngine[Options, Network, UpscaleRequest]):
         super().__init__(spec, read_options(spec))
         self._step_pixels = 0
         self._first = 0
+
+    def _inspect(self) -> None:
+        find_weights(self._spec)
 
     def _load(self) -> Network:
         network = Network(self._spec, self._options)

@@ -38,7 +38,7 @@ class Network:
     def __init__(self, spec: ModelSpec, options: Options) -> None:
         self._device = options.torch_device
         self._dtype = options.torch_dtype
-        self.module, self.scale, self._call = _build(_read_weights(_find_weights(spec)))
+        self.module, self.scale, self._call = _build(_read_weights(find_weights(spec)))
         self.module.eval().requires_grad_(False).to(self._device, self._dtype)
         weights = sum(weight.numel() for weight in self.module.parameters())
         fast = self._device.type == "cuda" or weights <= _SMALL
@@ -58,7 +58,7 @@ class Network:
             return upscaled.float().permute(0, 2, 3, 1).cpu().numpy()
 
 
-def _find_weights(spec: ModelSpec) -> Path:
+def find_weights(spec: ModelSpec) -> Path:
     """Return the file of weights: the checkpoint itself, or the only one in its directory."""
     path = Path(spec.checkpoint or "")
     if path.is_file():
