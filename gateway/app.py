@@ -298,7 +298,7 @@ def create_app(settings: Settings) -> Litestar:
             ),
             FrontPageController,
             HealthController,
-            *([console_router()] if settings.console else ()),
+            *([console_router(settings)] if settings.console else ()),
         ],
         guards=[require_key, check_address],
         request_class=ApiRequest,

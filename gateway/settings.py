@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -26,6 +27,8 @@ from gateway.checks.mail_addresses import check_mail_address
 from gateway.pricing import parse_usd
 
 _ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:\d+)?")
+_ISSUER: Final = re.compile(r"https://.|http://(localhost|127\.0\.0\.1)(:|/|$)")
+_GROUP_ROLE: Final = re.compile(r"operator|finance|auditor|account:.+:(owner|member|viewer)")
 
 FOREVER: Final = "forever"
 RETENTION_MIN: Final[Mapping[str, float]] = {
@@ -274,6 +277,19 @@ class Settings(BaseSettings):
     those of members of accounts end after 12 hours."""
     console_session_hours: float = Field(default=12.0, ge=0.1)
     """Maximum length of such a session; that of members of accounts is 14 days."""
+    oidc_issuer: str | None = None
+    """Issuer of the provider of OpenID Connect through which people enter the console, such as
+    `https://login.example.com`; needs the extra `oidc`."""
+    oidc_client_id: str = ""
+    """Client of the console at the provider, with the secret below."""
+    oidc_client_secret: SecretStr | None = None
+    oidc_scopes: str = "openid email profile groups"
+    """Scopes that are asked for."""
+    oidc_groups: str = "groups"
+    """Claim with the groups of a person."""
+    oidc_roles: str = "{}"
+    """Roles of groups, such as `{"ops": "operator", "devs": "account:acme:member"}`; people in none
+    of them cannot enter."""
     smtp_host: str | None = None
     """Mail server through which notices are sent."""
     smtp_port: int | None = Field(default=None, ge=1, le=65535)
@@ -372,6 +388,41 @@ class Settings(BaseSettings):
                     "without a path: https://chat.example.com"
                 )
         return value
+
+    @field_validator("oidc_issuer")
+    @classmethod
+    def _is_issuer(cls, value: str | None) -> str | None:
+        if value is not None and not _ISSUER.match(value):
+            raise ValueError(f"TOLLGATE_OIDC_ISSUER={value!r}; it must begin with https://")
+        return value
+
+    @field_validator("oidc_roles")
+    @classmethod
+    def _are_roles(cls, value: str) -> str:
+        try:
+            found = json.loads(value)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise ValueError('TOLLGATE_OIDC_ROLES is not a JSON object such as {"ops": "operator"}')
+        for group, role in found.items():
+            if not isinstance(role, str) or not _GROUP_ROLE.fullmatch(role):
+                raise ValueError(
+                    f"TOLLGATE_OIDC_ROLES gives {group!r} the role {role!r}; use operator, "
+                    "finance, auditor, or account:NAME: with owner, member or viewer"
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _provider_is_complete(self) -> Self:
+        if self.oidc_issuer is not None and not self.oidc_client_id:
+            raise ValueError("TOLLGATE_OIDC_ISSUER is set without TOLLGATE_OIDC_CLIENT_ID")
+        return self
+
+    @property
+    def oidc_role_map(self) -> Mapping[str, str]:
+        found: dict[str, str] = json.loads(self.oidc_roles)
+        return found
 
     @property
     def gpu_hour_nanos(self) -> int | None:

@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 from gateway.api.http.request import ApiRequest
 from gateway.console import assets
 from gateway.console.entrance.enter import EntranceController
+from gateway.console.entrance.oidc import oidc_handlers
 from gateway.console.entrance.own import OwnController
 from gateway.console.entrance.proof import ProofController
 from gateway.console.entrance.reports import receive_report
@@ -36,6 +37,7 @@ from gateway.console.playground import pages as playground
 from gateway.console.rendering import page_now
 from gateway.console.visitors import Visitor, visitor_of
 from gateway.errors import InternalError, InvalidRequest, TollgateError, Unavailable
+from gateway.settings import Settings
 from gateway.sql.outages import SQL_OUTAGE, outage_name
 
 log = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ TITLES: Final = {
 }
 
 
-def console_router() -> Router:
+def console_router(settings: Settings) -> Router:
     """Return the routes of the console."""
     return Router(
         PREFIX,
@@ -60,6 +62,7 @@ def console_router() -> Router:
             OwnController,
             ProofController,
             receive_report,
+            *oidc_handlers(settings),
             *home.HANDLERS,
             *requests.HANDLERS,
             *models.HANDLERS,

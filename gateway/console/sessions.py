@@ -24,13 +24,13 @@ def session_token(request: Request[Any, Any, Any], address: Address) -> str | No
 def session_cookie(address: Address, token: str, session: Session) -> Cookie:
     """Return the cookie of a session, which no script can read."""
     length = session.ends_at - session.proved_at
-    return _cookie(
+    return cookie(
         address, address.cookie, token, int(length.total_seconds()) if session.lasting else None
     )
 
 
 def no_session_cookie(address: Address) -> Cookie:
-    return _cookie(address, address.cookie, "", 0)
+    return cookie(address, address.cookie, "", 0)
 
 
 def entrance_secret(request: Request[Any, Any, Any], address: Address) -> str:
@@ -39,7 +39,7 @@ def entrance_secret(request: Request[Any, Any, Any], address: Address) -> str:
 
 def entrance_cookie(address: Address, secret: str) -> Cookie:
     """Return the cookie of a visitor who has not entered yet."""
-    return _cookie(address, _entrance_name(address), secret, None)
+    return cookie(address, _entrance_name(address), secret, None)
 
 
 def origin_of(request: Request[Any, Any, Any]) -> Origin:
@@ -76,7 +76,7 @@ def _entrance_name(address: Address) -> str:
     return f"{address.cookie}-entrance"
 
 
-def _cookie(address: Address, name: str, value: str, max_age: int | None) -> Cookie:
+def cookie(address: Address, name: str, value: str, max_age: int | None) -> Cookie:
     return Cookie(
         name,
         value=value,

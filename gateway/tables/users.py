@@ -83,6 +83,8 @@ sessions = Table(
     Column("account_id", RowId, ForeignKey("accounts.id")),
     Column("zone", String(64)),
     Column("theme", String(8), nullable=False, server_default="system"),
+    # Session at the provider, by which it ends this one.
+    Column("provider_sid", String(255), index=True),
     # A form that waits for a proof: its path and fields.
     Column("pending", OptionalJson),
     CheckConstraint("(user_id IS NULL) <> (key_id IS NULL)", name="visitor"),

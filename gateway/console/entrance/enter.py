@@ -83,6 +83,7 @@ async def entrance_page(
         open=may_enter(settings, address),
         public=None if public is None else public.origin,
         key_login=settings.console_key_login,
+        oidc=settings.oidc_issuer is not None,
     )
     found.set_cookie(entrance_cookie(address, secret))
     return found

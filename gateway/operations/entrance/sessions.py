@@ -133,7 +133,7 @@ def prove(
         refuse(connection, session, f"{identity.subject} is another one", origin=entrance.origin)
         return None
     token = prove_again(connection, session.id, pepper=entrance.pepper, now=now)
-    _record(connection, "session.prove", session, entrance.origin)
+    record_proof(connection, session, entrance.origin)
     return token
 
 
@@ -148,12 +148,12 @@ def resume(
 def refuse_revoked(connection: Connection, error: SessionRevoked, *, origin: Origin) -> None:
     """Record the first use of a session that was ended."""
     if note_refused(connection, error.session_id, datetime.now(UTC)):
-        _refuse(connection, error.identity, "the session was ended", origin)
+        record_refusal(connection, error.identity, "the session was ended", origin)
 
 
 def refuse(connection: Connection, session: Session, why: str, *, origin: Origin) -> None:
     """Record that a call within a session was refused, because it was forged or not allowed."""
-    _refuse(connection, session.identity, why, origin)
+    record_refusal(connection, session.identity, why, origin)
 
 
 def leave(connection: Connection, session: Session) -> None:
@@ -226,6 +226,10 @@ def author_of(identity: Identity, reason: str = "") -> Author:
     return Author(identity.actor, "http", key_id=identity.key_id, reason=reason)
 
 
+def record_proof(connection: Connection, session: Session, origin: Origin) -> None:
+    _record(connection, "session.prove", session, origin)
+
+
 def _identify(
     connection: Connection, proof: Credential, entrance: Entrance, now: datetime
 ) -> Identity | None:
@@ -239,7 +243,7 @@ def _identify(
         user_id = use(connection, proof.secret, pepper=pepper, now=now)
     except LinkUsed as error:
         why = f"the link was {error.why}"
-        _refuse(connection, Known(f"user {error.user_id}"), why, entrance.origin)
+        record_refusal(connection, Known(f"user {error.user_id}"), why, entrance.origin)
         return None
     if user_id is None:
         return None
@@ -247,7 +251,7 @@ def _identify(
         return user_identity(connection, user_id)
     except NoRole as error:
         why = "the user is disabled or has no role"
-        _refuse(connection, Known(str(error)), why, entrance.origin)
+        record_refusal(connection, Known(str(error)), why, entrance.origin)
         return None
 
 
@@ -256,7 +260,7 @@ def _of_key(connection: Connection, key: KeyInfo, origin: Origin, now: datetime)
         return key_identity(connection, key, now)
     except NoRole as error:
         why = "the key or its account is not active, or the key cannot read"
-        _refuse(connection, Known(str(error), key.account_id), why, origin)
+        record_refusal(connection, Known(str(error), key.account_id), why, origin)
         return None
 
 
@@ -287,7 +291,9 @@ def _record_end(
     )
 
 
-def _refuse(connection: Connection, identity: Identity | Known, why: str, origin: Origin) -> None:
+def record_refusal(
+    connection: Connection, identity: Identity | Known, why: str, origin: Origin
+) -> None:
     record(
         connection,
         author_of(identity) if isinstance(identity, Identity) else Author("console", "http"),
