@@ -32,7 +32,17 @@ from gateway.console.guards import (
     path_of,
 )
 from gateway.console.headers import PREFIX
-from gateway.console.pages import accounts, audit, home, keys, models, money, reports, requests
+from gateway.console.pages import (
+    accounts,
+    audit,
+    home,
+    keys,
+    models,
+    money,
+    people,
+    reports,
+    requests,
+)
 from gateway.console.playground import pages as playground
 from gateway.console.rendering import page_now
 from gateway.console.visitors import Visitor, visitor_of
@@ -72,6 +82,7 @@ def console_router(settings: Settings) -> Router:
             *keys.HANDLERS,
             *accounts.HANDLERS,
             *audit.HANDLERS,
+            *people.HANDLERS,
             *assets.HANDLERS,
             _nothing,
         ],

@@ -83,6 +83,10 @@ PLACES: Final[Sequence[tuple[str, Sequence[Destination]]]] = (
             Destination("Keys", "/console/keys", "key", "keys.read", "k"),
             Destination("Accounts", "/console/accounts", "people", "installation.read", "a"),
             Destination("Audit log", "/console/audit", "eye", "audit.read", "d"),
+            Destination(
+                "Members", "/console/members", "people", "members.read", "e", is_of_account=True
+            ),
+            Destination("Users", "/console/users", "people", "users.read", "w"),
         ),
     ),
 )

@@ -108,7 +108,7 @@ class MemberView(TypedDict):
 @refusals()
 def create(connection: Connection, author: Author, body: UserBody) -> UserView:
     made = create_user(connection, body.name, email=body.email, role=body.role)
-    (view,) = _views(connection, [made])
+    (view,) = views(connection, [made])
     record(connection, author, "user.create", _subject(made), after=view)
     return view
 
@@ -125,15 +125,15 @@ def list_page(
     after = read_cursor(cursor, "a user")
     found = list_users(connection, role=role, status=status, limit=limit + 1, after=after)
     page, more = cut_page(found, limit)
-    return _views(connection, page), more
+    return views(connection, page), more
 
 
 @refusals()
 def change(connection: Connection, author: Author, user: str, body: UserChange) -> UserView:
     found = find_user(connection, user)
-    (before,) = _views(connection, [found])
+    (before,) = views(connection, [found])
     changed = change_user(connection, found.id, body.values())
-    (view,) = _views(connection, [changed])
+    (view,) = views(connection, [changed])
     record(connection, author, "user.change", _subject(found), before=before, after=view)
     return view
 
@@ -185,7 +185,8 @@ def _subject(user: User) -> str:
     return f"user {user.id}"
 
 
-def _views(connection: Connection, found: Sequence[User]) -> list[UserView]:
+def views(connection: Connection, found: Sequence[User]) -> list[UserView]:
+    """Return users with their memberships."""
     ids = [user.id for user in found]
     own: dict[int, list[MembershipView]] = {id: [] for id in ids}
     for member in list_members(connection, user_ids=ids):

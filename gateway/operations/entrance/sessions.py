@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, Self
 
-from sqlalchemy import Connection, select, true
+from sqlalchemy import ColumnElement, Connection, select, true
 
 from gateway.accounts.keys import KeyInfo, find_secret, key_by_id
 from gateway.accounts.login_links import LinkUsed, use_code, use_link
@@ -30,6 +30,7 @@ from gateway.accounts.sessions import (
     key_identity,
     list_sessions,
     note_refused,
+    of_user,
     of_visitor,
     open_session,
     prove_again,
@@ -167,10 +168,15 @@ def own_sessions(
     connection: Connection, session: Session, *, limits: SessionLimits
 ) -> list[OpenSession]:
     """List the open sessions of a visitor, newest first."""
-    whose = of_visitor(session.identity)
-    return list_sessions(
-        connection, whose, limits=limits, now=datetime.now(UTC), limit=OWN_SESSIONS_MAX
-    )
+    return list_of(connection, of_visitor(session.identity), limits=limits)
+
+
+def list_of(
+    connection: Connection, whose: ColumnElement[bool], *, limits: SessionLimits
+) -> list[OpenSession]:
+    """List the open sessions of one visitor, newest first."""
+    now = datetime.now(UTC)
+    return list_sessions(connection, whose, limits=limits, now=now, limit=OWN_SESSIONS_MAX)
 
 
 def all_sessions(
@@ -219,6 +225,14 @@ def end_any(connection: Connection, author: Author, session_id: int) -> None:
     subject = f"user {row.user_id}" if row.key_id is None else f"key {row.key_id}"
     whose = Known(subject, account_id)
     _record_end(connection, author, whose, {"session": session_id})
+
+
+def end_all_of(connection: Connection, author: Author, user_id: int) -> int:
+    """End all sessions of a user; return their number."""
+    count = end_sessions(connection, of_user(user_id), datetime.now(UTC))
+    if count:
+        _record_end(connection, author, Known(f"user {user_id}"), {"sessions": count})
+    return count
 
 
 def author_of(identity: Identity, reason: str = "") -> Author:
