@@ -21,9 +21,9 @@ from sqlalchemy import select, update
 from werkzeug.serving import make_server
 
 from gateway.accounts.users import create_user
-from gateway.console.entrance.logins import ProviderFailed
+from gateway.console.entrance.logins import LoginFailed
 from gateway.console.entrance.oidc import FAILED, NO_GROUP
-from gateway.console.entrance.provider import LOGOUT_EVENT, Login, Provider
+from gateway.console.entrance.provider import LOGOUT_EVENT, IdentityProvider, Login
 from gateway.operations.entrance.providers import granted
 from gateway.settings import Settings
 from gateway.tables.users import members, sessions, users
@@ -196,12 +196,12 @@ def test_answer_of_another_login_is_refused(
     sub = idp.person(name="F", groups=["ops"])
     browser = company.browser()
     if change == "nonce":
-        real = Provider.claims
+        real = IdentityProvider.claims
 
-        async def other(self: Provider, login: Login, code: str, redirect: str) -> Any:
+        async def other(self: IdentityProvider, login: Login, code: str, redirect: str) -> Any:
             return await real(self, Login(login.state, "x" * 32, login.verifier), code, redirect)
 
-        monkeypatch.setattr(Provider, "claims", other)
+        monkeypatch.setattr(IdentityProvider, "claims", other)
     away = browser.get("/console/enter/oidc").headers["location"]
     asked = parse_qs(urlsplit(away).query)
     assert asked["code_challenge_method"] == ["S256"]
@@ -245,12 +245,12 @@ def test_provider_ends_sessions(company: Installation, idp: Idp, by: str) -> Non
 
 
 async def test_tokens_with_other_algorithms_are_refused(company: Installation, idp: Idp) -> None:
-    provider, now = Provider(company.settings), int(time.time())
+    provider, now = IdentityProvider(company.settings), int(time.time())
     claims = {"iss": idp.url, "aud": "console", "sub": "x", "iat": now, "exp": now + 60}
     unsigned = "eyJhbGciOiJub25lIn0." + idp.sign(**claims).split(".")[1] + "."
 
     for token in (unsigned, "", "a.b.c", idp.sign(**{**claims, "exp": now - 3600})):
-        with pytest.raises(ProviderFailed):
+        with pytest.raises(LoginFailed):
             await provider._decode(token, nonce="n")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-class ProviderFailed(Exception):
+class LoginFailed(Exception):
     """The provider does not answer, or what it sent is not valid."""
 
 

@@ -24,7 +24,7 @@ from litestar.response import Redirect
 from gateway.api.http.request import ApiRequest
 from gateway.console.addresses import Address, may_enter
 from gateway.console.entrance.enter import HOME, attempt, entered, entrance_page, local_path
-from gateway.console.entrance.logins import Login, ProviderFailed
+from gateway.console.entrance.logins import Login, LoginFailed
 from gateway.console.guards import address_of, needs
 from gateway.console.sessions import cookie, entrance_of, session_cookie
 from gateway.console.visitors import CurrentVisitor, visitor_of
@@ -35,7 +35,7 @@ from gateway.operations.entrance.sessions import Entered
 from gateway.settings import Settings
 
 if TYPE_CHECKING:
-    from gateway.console.entrance.provider import Provider
+    from gateway.console.entrance.provider import IdentityProvider
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +61,9 @@ def oidc_handlers(settings: Settings) -> list[Any]:
     if settings.oidc_issuer is None:
         return []
     # The library is an extra, and slow to import.
-    from gateway.console.entrance.provider import Provider
+    from gateway.console.entrance.provider import IdentityProvider
 
-    provider = Provider(settings)
+    provider = IdentityProvider(settings)
 
     @get("/enter/oidc", opt={"open": True})
     async def begin(request: ApiRequest, next: FromQuery[str] = HOME) -> Response[Any]:
@@ -89,7 +89,7 @@ def oidc_handlers(settings: Settings) -> list[Any]:
         token = str((await request.form()).get("logout_token", ""))
         try:
             subject, sid = await provider.logout(token)
-        except ProviderFailed as error:
+        except LoginFailed as error:
             raise InvalidRequest("invalid_value", f"{error}.", param="logout_token") from None
         await request.services.database.write(
             lambda each: providers.end_by_provider(each, provider.issuer, subject, sid)
@@ -100,13 +100,13 @@ def oidc_handlers(settings: Settings) -> list[Any]:
 
 
 async def _begin(
-    request: ApiRequest, provider: Provider, next: str, *, proves: bool
+    request: ApiRequest, provider: IdentityProvider, next: str, *, proves: bool
 ) -> Response[Any]:
     login = Login(secrets.token_urlsafe(24), secrets.token_urlsafe(24), secrets.token_urlsafe(48))
     address = address_of(request)
     try:
         target = await provider.address(login, _way_back(address), again=proves)
-    except ProviderFailed as error:
+    except LoginFailed as error:
         log.warning("nobody can log in at the provider: %s", error)
         return await entrance_page(request, next=next, message=FAILED, status=503)
     begun = _Begun(
@@ -116,7 +116,9 @@ async def _begin(
     return Redirect(target, status_code=303, cookies=[_cookie(address, kept, RETURN_S)])
 
 
-async def _back(request: ApiRequest, provider: Provider, state: str, code: str) -> Response[Any]:
+async def _back(
+    request: ApiRequest, provider: IdentityProvider, state: str, code: str
+) -> Response[Any]:
     address, settings = address_of(request), request.services.settings
     begun = _read(request.cookies.get(_name(address), ""), request.services.pepper)
     if begun is None or not hmac.compare_digest(begun.state.encode(), state.encode()) or not code:
@@ -126,7 +128,7 @@ async def _back(request: ApiRequest, provider: Provider, state: str, code: str) 
     async def ask() -> Person | None:
         try:
             claims = await provider.claims(login, code, _way_back(address))
-        except ProviderFailed as error:
+        except LoginFailed as error:
             log.warning("a login at the provider failed: %s", error)
             return None
         return Person.of(claims, provider.issuer, settings)

@@ -20,7 +20,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 from joserfc.jwt import ClaimsOption
 
-from gateway.console.entrance.logins import Login, ProviderFailed
+from gateway.console.entrance.logins import Login, LoginFailed
 from gateway.settings import Settings
 
 ALGORITHMS: Final = (
@@ -36,7 +36,7 @@ LEEWAY_S: Final = 30
 LOGOUT_EVENT: Final = "http://schemas.openid.net/event/backchannel-logout"
 
 
-class Provider:
+class IdentityProvider:
     def __init__(self, settings: Settings) -> None:
         assert settings.oidc_issuer is not None
         self._settings = settings
@@ -65,7 +65,7 @@ class Provider:
         return str(url)
 
     async def claims(self, login: Login, code: str, redirect: str) -> Mapping[str, Any]:
-        """Exchange a code for the claims of the person. Raise ``ProviderFailed``."""
+        """Exchange a code for the claims of the person. Raise ``LoginFailed``."""
         metadata = await self._read_metadata()
         async with self._client(redirect) as client:
             try:
@@ -75,14 +75,14 @@ class Provider:
                 claims = await self._decode(tokens.get("id_token", ""), nonce=login.nonce)
                 return {**await self._user(client, metadata, claims), **claims}
             except (AuthlibBaseError, httpx2.HTTPError, ValueError) as error:
-                raise ProviderFailed(f"the code was not accepted: {error}") from error
+                raise LoginFailed(f"the code was not accepted: {error}") from error
 
     async def logout(self, token: str) -> tuple[str | None, str | None]:
         """Return subject and session of a token by which the provider ends sessions. Raise
-        ``ProviderFailed``."""
+        ``LoginFailed``."""
         claims = await self._decode(token, nonce=None)
         if LOGOUT_EVENT not in (claims.get("events") or {}) or "nonce" in claims:
-            raise ProviderFailed("this is not a logout token")
+            raise LoginFailed("this is not a logout token")
         return _text(claims.get("sub")), _text(claims.get("sid"))
 
     async def _user(
@@ -99,7 +99,7 @@ class Provider:
         return found if found.get("sub") == claims["sub"] else {}
 
     async def _decode(self, token: str, *, nonce: str | None) -> Mapping[str, Any]:
-        """Check a token. Raise ``ProviderFailed``."""
+        """Check a token. Raise ``LoginFailed``."""
         try:
             try:
                 found = jwt.decode(token, await self._read_keys(KEYS_S), algorithms=ALGORITHMS)
@@ -117,14 +117,14 @@ class Provider:
                 checks |= {"exp": {"essential": True}, "sub": {"essential": True}}
             jwt.JWTClaimsRegistry(None, LEEWAY_S, **checks).validate(found.claims)
         except (JoseError, ValueError, TypeError) as error:
-            raise ProviderFailed(f"a token is not valid: {error}") from error
+            raise LoginFailed(f"a token is not valid: {error}") from error
         return found.claims
 
     async def _read_metadata(self) -> Mapping[str, Any]:
         if self._metadata is None or time.monotonic() - self._metadata[0] > METADATA_S:
             found = await self._get(f"{self._issuer}/.well-known/openid-configuration")
             if str(found.get("issuer", "")).rstrip("/") != self._issuer:
-                raise ProviderFailed(f"the provider calls itself {found.get('issuer')!r}")
+                raise LoginFailed(f"the provider calls itself {found.get('issuer')!r}")
             self._metadata = time.monotonic(), found
         return self._metadata[1]
 
@@ -144,7 +144,7 @@ class Provider:
                 return found
         except (httpx2.HTTPError, ValueError) as error:
             host = urlsplit(url).hostname
-            raise ProviderFailed(f"{host} does not answer: {type(error).__name__}") from error
+            raise LoginFailed(f"{host} does not answer: {type(error).__name__}") from error
 
     def _client(self, redirect: str) -> AsyncOAuth2Client:
         settings, secret = self._settings, self._settings.oidc_client_secret

@@ -31,7 +31,7 @@ from gateway.operations.entrance.sessions import session_limits
 from gateway.operations.users import MemberBody, UserBody, UserChange, UserView
 
 
-class UsersController(Controller):
+class UserPages(Controller):
     path = "/users"
 
     @get(guards=[needs("users.read")])
@@ -127,7 +127,7 @@ class UsersController(Controller):
         return see_other(f"/console/users/{user_id}")
 
 
-class MembersController(Controller):
+class MemberPages(Controller):
     path = "/members"
 
     @get(guards=[needs("members.read")])
@@ -244,7 +244,7 @@ async def _user_page(
     if found is None:
         raise NotFound("not_found", "There is no such user.")
     user, opened = found
-    shown = {name: str(user[name] or "") for name in ("name", "email", "role", "status")}  # type: ignore[literal-required]  # names of its fields
+    shown = {name: str(user[name] or "") for name in ("name", "email", "role", "status")}
     return await page(
         request,
         visitor,
@@ -318,4 +318,4 @@ def _given(form: FormValues, *names: str) -> dict[str, Any]:
     return {name: value for name in names if (value := form.text(name)) is not None}
 
 
-HANDLERS: Final[list[Any]] = [UsersController, MembersController]
+HANDLERS: Final[list[Any]] = [UserPages, MemberPages]
