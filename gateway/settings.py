@@ -288,8 +288,7 @@ class Settings(BaseSettings):
     oidc_groups: str = "groups"
     """Claim with the groups of a person."""
     oidc_roles: str = "{}"
-    """Roles of groups, such as `{"ops": "operator", "devs": "account:acme:member"}`; people in none
-    of them cannot enter."""
+    """Roles of groups, such as `{"ops": "operator", "devs": "account:acme:member"}`."""
     smtp_host: str | None = None
     """Mail server through which notices are sent."""
     smtp_port: int | None = Field(default=None, ge=1, le=65535)

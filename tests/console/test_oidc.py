@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 from joserfc import jwt
-from joserfc.jwk import RSAKey
+from joserfc.jwk import KeySet, RSAKey
 from pydantic import ValidationError
 from sqlalchemy import select, update
 from werkzeug.serving import make_server
@@ -262,14 +262,31 @@ def test_proof_at_the_provider_needs_the_same_person(company: Installation, idp:
 
     refused = log_in(browser, other, "/console/prove/oidc")
     asked = parse_qs(urlsplit(browser.get("/console/prove/oidc").headers["location"]).query)
+    idp.change(sub, name="H", groups=["ops"], auth_time=int(time.time()) - 3600)
+    stale = log_in(browser, sub, "/console/prove/oidc")
+    idp.change(sub, name="H", groups=["ops"], auth_time=int(time.time()))
     proved = log_in(browser, sub, "/console/prove/oidc?next=/console/sessions")
 
+    assert stale.status_code == 403
     assert refused.status_code == 403
     assert (asked["prompt"], asked["max_age"]) == (["login"], ["0"])
     assert proved.headers["location"] == "/console/sessions"
     assert browser.cookies["tollgate"] != old
     methods = company.execute(select(sessions.c.method)).scalars().all()
     assert set(methods) == {"oidc"}
+
+
+async def test_new_keys_of_the_provider_are_read_at_once(
+    company: Installation, idp: Idp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider, now = IdentityProvider(company.settings), int(time.time())
+    other = KeySet([RSAKey.generate_key(2048, {"kid": "old"})])
+    provider._keys = time.monotonic() - 20, other
+    claims = {"iss": idp.url, "aud": "console", "sub": "x", "iat": now, "exp": now + 60}
+
+    found = await provider._decode(idp.sign(**claims, nonce="n"), nonce="n")
+
+    assert found["sub"] == "x"
 
 
 def test_the_highest_role_of_the_groups_counts() -> None:

@@ -136,11 +136,8 @@ async def _back(
     person = await attempt(request, "oidc", ask)
     if person is None:
         return await _failed(request, begun.next, FAILED)
-    entrance, database, visitor = (
-        entrance_of(request),
-        request.services.database,
-        visitor_of(request),
-    )
+    entrance, database = entrance_of(request), request.services.database
+    visitor = visitor_of(request)
     if not begun.proves:
         found: Entered | None = await database.write(
             lambda each: providers.enter_by_provider(

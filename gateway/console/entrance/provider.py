@@ -16,11 +16,12 @@ import httpx2
 from authlib.common.errors import AuthlibBaseError
 from authlib.integrations.httpx_client import AsyncOAuth2Client
 from joserfc import jwt
-from joserfc.errors import JoseError
+from joserfc.errors import InvalidKeyIdError, JoseError
 from joserfc.jwk import KeySet
 from joserfc.jwt import ClaimsOption
 
 from gateway.console.entrance.logins import Login, LoginFailed
+from gateway.operations.entrance.providers import SUBJECT_MAX
 from gateway.settings import Settings
 
 ALGORITHMS: Final = (
@@ -73,6 +74,8 @@ class IdentityProvider:
                     metadata["token_endpoint"], code=code, code_verifier=login.verifier
                 )
                 claims = await self._decode(tokens.get("id_token", ""), nonce=login.nonce)
+                if len(str(claims["sub"])) > SUBJECT_MAX:
+                    raise LoginFailed("the subject is too long")
                 return {**await self._user(client, metadata, claims), **claims}
             except (AuthlibBaseError, httpx2.HTTPError, ValueError) as error:
                 raise LoginFailed(f"the code was not accepted: {error}") from error
@@ -103,12 +106,13 @@ class IdentityProvider:
         try:
             try:
                 found = jwt.decode(token, await self._read_keys(KEYS_S), algorithms=ALGORITHMS)
-            except ValueError:
-                # The key is unknown: the provider has new ones.
+            except InvalidKeyIdError:
+                # The provider has new keys.
                 again = await self._read_keys(KEYS_AGAIN_S)
                 found = jwt.decode(token, again, algorithms=ALGORITHMS)
             checks: dict[str, ClaimsOption] = {
-                "iss": {"essential": True, "value": self._issuer},
+                # As the provider writes it, with or without a slash at its end.
+                "iss": {"essential": True, "value": (await self._read_metadata())["issuer"]},
                 "aud": {"essential": True, "value": self._settings.oidc_client_id},
                 "iat": {"essential": True},
             }

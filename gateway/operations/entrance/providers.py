@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 
 AUTHOR: Final = "provider"
 SUBJECT_MAX: Final = 255
+FRESH_S: Final = 600
+"""Maximum age of a login at the provider that proves again who a visitor is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +60,24 @@ class Person:
     email: str | None
     groups: frozenset[str]
     sid: str | None
+    authenticated_at: int | None
+    """Unix time at which the person last typed a password or the like, if the provider says so."""
 
     @classmethod
     def of(cls, claims: Mapping[str, Any], issuer: str, settings: Settings) -> Self:
         sent = claims.get(settings.oidc_groups)
         groups = sent if isinstance(sent, list) else [sent]
         email = claims.get("email") if claims.get("email_verified") is True else None
-        subject, sid = str(claims["sub"]), claims.get("sid")
+        subject, sid, moment = str(claims["sub"]), claims.get("sid"), claims.get("auth_time")
         name = claims.get("name") or claims.get("preferred_username") or subject
         return cls(
             issuer=issuer,
-            subject=subject[:SUBJECT_MAX],
+            subject=subject,
             name="".join(each for each in str(name) if each.isprintable())[:NAME_MAX] or "unnamed",
             email=email if isinstance(email, str) and len(email) <= EMAIL_MAX else None,
             groups=frozenset(each for each in groups if isinstance(each, str)),
             sid=sid if isinstance(sid, str) and len(sid) <= SUBJECT_MAX else None,
+            authenticated_at=moment if isinstance(moment, int) else None,
         )
 
 
@@ -131,6 +136,10 @@ def prove_by_provider(
         refuse(connection, session, "another person logged in", origin=entrance.origin)
         return None
     now = datetime.now(UTC)
+    if person.authenticated_at is not None and now.timestamp() - person.authenticated_at > FRESH_S:
+        why = "the provider did not ask the person again"
+        refuse(connection, session, why, origin=entrance.origin)
+        return None
     token = prove_again(connection, session.id, pepper=entrance.pepper, now=now)
     record_proof(connection, session, entrance.origin)
     return token
