@@ -110,7 +110,8 @@ async def check_form(connection: AnyConnection, handler: BaseRouteHandler) -> No
     if connection.method in SAFE or handler.opt.get("reports"):
         return
     visitor, address = visitor_of(connection), address_of(connection)
-    if handler.opt.get("open") and visitor is None:
+    if handler.opt.get("open"):
+        # Also for a visitor who has entered, and enters once more.
         pepper = services_of(connection).pepper
         expected = entrance_token(entrance_secret(connection, address), pepper)
     else:

@@ -45,16 +45,17 @@ class Browser:
         headers: Mapping[str, str] = FORM,
     ) -> httpx.Response:  # fmt: skip
         """Send a form with the token of the visitor, unless another one is given."""
-        sent = {"csrf": self.token() if token is None else token, **(form or {})}
+        if token is None:
+            token = self.token("/console/enter" if "/enter" in path else "/console/sessions")
+        sent = {"csrf": token, **(form or {})}
         return self.send("POST", path, headers, sent)
 
-    def token(self) -> str:
+    def token(self, path: str = "/console/sessions") -> str:
         """Read the token of forms from a page, as a browser has it."""
-        found = TOKEN.search(self.get("/console/sessions").text) or TOKEN.search(
-            self.get("/console/enter").text
-        )
-        assert found is not None
-        return found[1]
+        answer = self.get(path)
+        # A visitor who has not entered is shown the entrance.
+        page = answer.text if answer.status_code == 200 else self.get("/console/enter").text
+        return TOKEN.findall(page)[-1]
 
     def enter(self, link: LoginLinkView) -> httpx.Response:
         secret = link["path"].partition("#")[2]

@@ -27,6 +27,11 @@ OPERATOR = (
     "/console/accounts/new",
     "/console/credit/new?account=atlas",
     "/console/requests/{request}/refund",
+    "/console/users",
+    "/console/users/{user}",
+    "/console/users/sessions",
+    "/console/prove",
+    "/console/enter",
 )
 OWNER = (
     "/console/home",
@@ -39,6 +44,7 @@ OWNER = (
     "/console/keys/new",
     "/console/keys/{key}",
     "/console/sessions",
+    "/console/members",
 )
 BROKEN = """\
 <!doctype html><html lang="en"><title>Broken</title>
@@ -57,6 +63,7 @@ def path_of(path: str, site: Site) -> str:
         open=site.open_request,
         account=site.seeded.accounts["atlas"].id,
         key=site.seeded.keys["web"].id,
+        user=1,
     )
 
 
@@ -216,3 +223,27 @@ def test_chart_has_the_values_of_its_table(site: Site, enter: Enter) -> None:
     expect(page.locator("figure canvas")).to_be_visible()
     assert page.locator("figure table tbody tr").count() >= 2
     assert watched.inspect() == []
+
+
+def test_link_leaves_no_secret_behind_and_another_one_enters_again(
+    site: Site, enter: Enter
+) -> None:
+    page = enter("operator")
+    first = page.context.cookies()
+
+    link = site.link("auditor")
+    page.goto("about:blank")
+    page.goto(link)
+    page.wait_for_url(f"{site.url}/console")
+
+    assert page.evaluate("document.cookie") == ""
+    assert page.evaluate("localStorage.length + sessionStorage.length") == 0
+    assert page.evaluate("location.hash") == ""
+    second = page.context.cookies()
+    assert {each["name"] for each in first} == {each["name"] for each in second}
+    tokens = [
+        {each["value"] for each in jar if each["name"] == "tollgate"} for jar in (first, second)
+    ]
+    assert tokens[0] != tokens[1]
+    page.go_back()
+    assert link.partition("#")[2] not in page.url
