@@ -11,6 +11,7 @@ from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import Task
 from gateway.plan.generators import Generator, find_generator, generators, read_generator
 from gateway.plan.shapes import Shape, find_shape, read_checkpoint, read_config, shapes
+from workers.contract.models import locate
 
 DIMENSIONS: Final = ("params", "layers", "kv_heads", "head_dim")
 _TASKS: Final[Mapping[str, Task]] = {
@@ -93,7 +94,7 @@ def _of_entry(entry: CatalogEntry, root: Path) -> Model:
         models = ", ".join(step.model for step in entry.workflow.steps)
         raise ValueError(f"{entry.name} is a workflow; plan its steps instead: {models}")
     if entry.checkpoint is not None:
-        path = root / entry.checkpoint
+        path = locate(root, entry.checkpoint)
         return read_checkpoint(path) if entry.task in _TEXT else read_generator(path)
     named = entry.upstream.model if entry.upstream is not None else None
     for name in filter(None, (entry.name, named)):

@@ -14,6 +14,7 @@ from gateway.catalog.loader import check, load_catalog
 from gateway.catalog.schema import DefaultParameters
 from gateway.tasks.text import TextGeneration
 from gateway.tasks.visual import ImageTask, VideoTask
+from workers.contract.models import read_specs
 
 CATALOG = Path(__file__).parents[2] / "catalog.yaml"
 
@@ -94,6 +95,15 @@ def test_block_of_aliases_adds_names_to_entries(file: Path) -> None:
     (entry,) = load_catalog(file).models
 
     assert entry.aliases == ("old", "dall-e-3", "Dall-E")
+
+
+def test_shipped_checkpoints_are_found_wherever_the_catalog_is(tmp_path: Path) -> None:
+    copied = tmp_path / "catalog.yaml"
+    copied.write_text(CATALOG.read_text())
+
+    assert all(Path(one.checkpoint).is_dir() for one in read_specs(copied) if one.checkpoint)
+    own = {entry.name: entry.vocabulary for entry in load_catalog(CATALOG).models}
+    assert {entry.name: entry.vocabulary for entry in load_catalog(copied).models} == own
 
 
 def test_alias_of_nothing_or_of_a_name_in_the_block_is_reported(file: Path) -> None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import yaml
+
+_SHIPPED: Final = Path(__file__).parents[2]
+"""Directory of the installed package, which has the shipped checkpoints."""
 
 
 class EndpointSpec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -116,18 +119,26 @@ def read_specs(catalog: Path) -> tuple[ModelSpec, ...]:
         options = dict(spec.options)
         guesser = options.get("speculation")
         if isinstance(guesser, dict) and isinstance(named := guesser.get("checkpoint"), str):
-            path = root / checkpoints.get(named, named)
+            path = locate(root, checkpoints.get(named, named))
             options["speculation"] = {**guesser, "checkpoint": str(path)}
         if isinstance(named := options.get("upscaler"), str):
-            options["upscaler"] = str(root / checkpoints.get(named, named))
+            options["upscaler"] = str(locate(root, checkpoints.get(named, named)))
         if isinstance(loras := options.get("lora"), list):
             options["lora"] = [_absolute(lora, root) for lora in loras]
-        own = None if spec.checkpoint is None else str(root / spec.checkpoint)
+        own = None if spec.checkpoint is None else str(locate(root, spec.checkpoint))
         found.append(msgspec.structs.replace(spec, checkpoint=own, options=options))
     return tuple(found)
+
+
+def locate(root: Path, named: str) -> Path:
+    """Return the path of a checkpoint that a catalog in ``root`` names. Shipped ones, such as
+    ``workers/pocket/chat``, are found wherever the catalog is."""
+    path = root / named
+    shipped = _SHIPPED / named
+    return shipped if shipped.exists() and not path.exists() else path
 
 
 def _absolute(lora: Any, root: Path) -> Any:
     if not isinstance(lora, dict) or not isinstance(path := lora.get("checkpoint"), str):
         return lora  # the engine reports the error
-    return {**lora, "checkpoint": str(root / path)}
+    return {**lora, "checkpoint": str(locate(root, path))}

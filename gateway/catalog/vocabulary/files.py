@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from gateway.catalog.schema import CatalogEntry
+from workers.contract.models import locate
 
 
 class NoWords(ValueError):
@@ -28,7 +29,7 @@ def with_words(entry: CatalogEntry, root: Path) -> CatalogEntry:
     vocabulary = entry.vocabulary
     if vocabulary is None or vocabulary.file is None:
         return entry
-    path = root / (entry.checkpoint or "") / vocabulary.file
+    path = locate(root, entry.checkpoint or "") / vocabulary.file
     try:
         found = {*_words(path.read_bytes(), path), *vocabulary.words}
         known = vocabulary.model_copy(update={"words": tuple(sorted(found))})
