@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from gateway.catalog.tasks import Task
 from gateway.console.playground.code import code_of
 from gateway.console.playground.fields import fields_of, read_input
 from gateway.console.playground.pages import NAMES
+from gateway.console.views.outputs import vectors_text
 from gateway.errors import InvalidRequest
 from gateway.files.sources import SentSource
 from gateway.tasks.registry import parse
@@ -134,3 +136,13 @@ def test_refusals_are_those_of_the_api(installation: Installation) -> None:
 def test_page_needs_an_account(installation: Installation) -> None:
     assert installation.visitor("operator").get("/console/playground").status_code == 404
     assert installation.visitor(None).get("/console/playground").status_code == 303
+
+
+def test_embeddings_are_shown_by_their_first_numbers_and_cosines() -> None:
+    vectors = [struct.pack("<8f", *numbers) for numbers in ([1.0] + [0.0] * 7, [1.0] * 8)]
+
+    shown = vectors_text(vectors).splitlines()
+
+    assert shown[0] == "1: 8 numbers, 1.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000, …"
+    assert shown[2] == "cosine of 1 and 2: 0.3536"
+    assert vectors_text([]) == ""

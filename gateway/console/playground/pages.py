@@ -217,6 +217,7 @@ async def _form_page(
         quoted=quoted,
         error=error,
         problems=_problems(error),
+        again="again" in request.query_params,
         history=await _history(request, visitor),
         hours=HISTORY_HOURS,
     )

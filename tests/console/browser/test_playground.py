@@ -14,6 +14,7 @@ from gateway.accounts.accounts import create_account
 from gateway.ledger.transfers import add_credit
 from gateway.pricing import NANOS_PER_USD
 from gateway.sql.database import Database
+from tests.artist import png
 from tests.console.browser.conftest import Enter, Site
 from tests.console.browser.inspection import Watched
 from tests.console.seeding import HOSTILE, Seeded
@@ -119,6 +120,26 @@ def test_picture_appears_and_unknown_words_are_named(site: Site, enter: Enter) -
     assert watched.inspect() == []
     page.goto(PLAY)
     expect(page.locator("table.rows")).to_contain_text("pocket-image")
+
+
+def test_picture_is_uploaded_and_changed(site: Site, enter: Enter) -> None:
+    page = enter("member")
+    watched = Watched(page)
+    watched.visit(f"{PLAY}?model=pocket-image&task=image-edit")
+
+    page.get_by_label("Picture").set_input_files(
+        files={"name": "one.png", "mimeType": "image/png", "buffer": png(64, 64)}
+    )
+    page.get_by_label("Prompt").first.fill("a red circle")
+    page.get_by_role("button", name="Order").click()
+
+    assert charged(page) == "$0.0004"
+    expect(page.locator("#made img")).to_be_visible()
+    open_receipt(page)
+    expect(page.locator("main")).to_contain_text("image-edit")
+    page.get_by_role("link", name="Try again").click()
+    expect(page.locator("main")).to_contain_text("What was sent then is not kept")
+    assert watched.inspect() == []
 
 
 def test_refusal_is_shown_at_the_form_and_the_text_stays(site: Site, enter: Enter) -> None:
