@@ -80,6 +80,7 @@ PLACES: Final[Sequence[tuple[str, Sequence[Destination]]]] = (
     (
         "Account",
         (
+            Destination("Limits", "/console/limits", "gauge", "budgets.read", "t", True),
             Destination("Keys", "/console/keys", "key", "keys.read", "k"),
             Destination("Accounts", "/console/accounts", "people", "installation.read", "a"),
             Destination("Audit log", "/console/audit", "eye", "audit.read", "d"),

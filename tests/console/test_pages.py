@@ -36,6 +36,7 @@ PAGES = (
     "/console/ledger?account=atlas",
     "/console/usage?by=model",
     "/console/statements?account=atlas",
+    "/console/limits?account=atlas",
     "/console/accounts/{atlas}",
 )
 KEYS = "/console/keys"
@@ -276,6 +277,29 @@ def test_front_page_greets_browsers_and_clients(filled: tuple[Installation, Seed
 
     assert 'href="/console"' in page.text
     assert answer.json()["console"] == "/console"
+
+
+def test_budget_is_created_changed_and_ended(
+    filled: tuple[Installation, Seeded], visitors: dict[str, Browser]
+) -> None:
+    installation, seeded = filled
+    key = str(seeded.keys["web"].id)
+    owner, finance = visitors["owner"], visitors["finance"]
+    whole = {"name": "whole", "limit": "9", "window": "month", "hard": "yes"}
+
+    assert owner.post("/console/limits", whole).status_code == 400
+    assert owner.post("/console/limits", {**whole, "key": key}).status_code == 303
+    assert finance.post("/console/limits?account=atlas", whole).status_code == 303
+
+    made = [event for event in installation.events(act="budget.create") if event.account_id]
+    whole_id, key_id = (event.subject.split()[1] for event in made[:2])
+    changed = {"limit": "10"}
+    assert owner.post(f"/console/limits/{whole_id}", changed).status_code == 404
+    assert owner.post(f"/console/limits/{key_id}", changed).status_code == 303
+    assert owner.post(f"/console/limits/{key_id}/end").status_code == 303
+    assert finance.post(f"/console/limits/{whole_id}/end?account=zenith").status_code == 404
+    assert finance.post(f"/console/limits/{whole_id}/end?account=atlas").status_code == 303
+    assert visitors["viewer"].post(f"/console/limits/{key_id}", changed).status_code == 404
 
 
 def test_mistake_in_a_form_keeps_what_was_entered(filled: tuple[Installation, Seeded]) -> None:

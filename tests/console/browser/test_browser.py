@@ -40,6 +40,7 @@ OWNER = (
     "/console/models/echo",
     "/console/pick?task=text-generation",
     "/console/usage?by=model",
+    "/console/limits",
     "/console/keys",
     "/console/keys/new",
     "/console/keys/{key}",
