@@ -298,20 +298,20 @@ def request_show(request_id: str, as_json: bool) -> None:
 
 def _receipt_lines(view: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a receipt: what was done, its price, its time, and what it earned."""
-    rows = {name: view[name] for name in ("request_id", "account", "model", "task")}
-    rows["ordered_as"] = view.get("ordered_as")
-    rows |= {name: view[name] for name in ("status", "outcome", "reason", "accepted_at")}
+    rows = [(name, view[name]) for name in ("request_id", "account", "model", "task")]
+    rows.append(("ordered_as", view.get("ordered_as")))
+    rows += [(name, view[name]) for name in ("status", "outcome", "reason", "accepted_at")]
     for line in view["lines"]:
         per = f" per {line['per']}" if line["per"] > 1 else ""
-        rows[line["unit"]] = f"{line['quantity']} at ${line['price']}{per} = ${line['amount']}"
-    for name in ("cost", "net_cost", "hold"):
-        rows[name] = f"${view[name]}"
-    rows |= {name: f"{value / 1000:.1f} ms" for name, value in _phases(view["timings"])}
+        each = f"{line['quantity']} at ${line['price']}{per} = ${line['amount']}"
+        rows.append((line["unit"], each))
+    rows += [(name, f"${view[name]}") for name in ("cost", "net_cost", "hold")]
+    rows += [(name, f"{value / 1000:.1f} ms") for name, value in _phases(view["timings"])]
     operator = view["operator"]
-    rows |= {name: operator[name] for name in ("worker", "device", "dtype")}
+    rows += [(name, operator[name]) for name in ("worker", "device", "dtype")]
     if "margin" in operator:
-        rows["margin"] = f"${operator['margin']}"
-    for name, value in rows.items():
+        rows.append(("margin", f"${operator['margin']}"))
+    for name, value in rows:
         if value not in (None, ""):
             yield {"receipt": name, "value": value}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -149,9 +150,14 @@ def test_queue_server_is_asked(valkey: str) -> None:
 def test_port_of_another_program_is_a_problem() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
-        # Bound without listening: connections are refused, as on a free port.
         port = other.getsockname()[1]
+        # Bound without listening: connections are refused, as on a free port.
         assert levels(examine_gateway(Settings(port=port))) == {"gateway": "note"}
+        other.listen()
+        hang_up = threading.Thread(target=lambda: other.accept()[0].close())
+        hang_up.start()
+        assert levels(examine_gateway(Settings(port=port))) == {"gateway": "problem"}
+        hang_up.join()
 
 
 def test_each_model_that_is_not_served_has_a_reason() -> None:
