@@ -187,8 +187,11 @@ def quote(price: Price, limits: Usage) -> Bill:
 
 def is_exact_quote(price: Price) -> bool:
     """Whether the charge of a completed request equals its quote: the price counts only requests
-    and characters, without conditions."""
-    return all(one.unit in ("request", "character") and not one.when for one in price.components)
+    and characters, without conditions. A price without components is that of a workflow's steps,
+    of which only some may run."""
+    return bool(price.components) and all(
+        one.unit in ("request", "character") and not one.when for one in price.components
+    )
 
 
 def discounted(price: Price, discount: Fraction) -> Price:

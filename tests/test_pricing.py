@@ -12,6 +12,7 @@ from gateway.pricing import (
     UnpricedUsage,
     charge,
     clip,
+    is_exact_quote,
     parse_usd,
     quote,
 )
@@ -111,3 +112,9 @@ def test_bill_beyond_64_bits_is_refused() -> None:
     assert charge(price, Usage(images=1)).total_nanos == NANOS_MAX
     with pytest.raises(Unbookable):
         quote(price, Usage(images=2))
+
+
+def test_quote_of_a_sum_of_steps_is_not_the_charge() -> None:
+    assert is_exact_quote(Price((Component("character", 1),)))
+    assert not is_exact_quote(Price((Component("audio_second", 1),)))
+    assert not is_exact_quote(Price(()))

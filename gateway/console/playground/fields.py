@@ -235,8 +235,10 @@ def _sounds(entry: CatalogEntry, task: Task) -> Iterator[Field]:
 def _of_workflow(entry: CatalogEntry) -> Iterator[Field]:
     assert entry.workflow is not None
     for name, each in entry.workflow.inputs.items():
-        kind: FieldKind = "text" if each.type == "text" else "file"
-        accepts = "" if kind == "text" else f"{each.type}/*"
+        kind: FieldKind = "file"
+        if each.type == "text":
+            kind = "text" if name in _LONG else "line"
+        accepts = f"{each.type}/*" if kind == "file" else ""
         field = _field(
             name,
             kind,
