@@ -47,6 +47,7 @@ COMMANDS: Final = {
     "limit": "limits:limit",
     "margin": "reports:margin_command",
     "member": "users:member",
+    "model": "planning.add_model:model",
     "notices": "notices:notices",
     "organisation": "organisations:organisation",
     "period": "periods:period",

@@ -81,7 +81,9 @@ def price_set(
     """Put a price in force, for all accounts or for one."""
     if (file is None) == (not components):
         raise click.UsageError("give either --component or --file")
-    offer = {"price": [_component(text) for text in components]} if file is None else _offer(file)
+    offer = (
+        {"price": [read_component(text) for text in components]} if file is None else _offer(file)
+    )
     body = read_body(
         PriceBody,
         {**entered, "minimum": entered["minimum"] or offer.get("minimum"), "price": offer["price"]},
@@ -187,7 +189,7 @@ def _offer(file: Path) -> dict[str, Any]:
     return offer
 
 
-def _component(text: str) -> dict[str, Any]:
+def read_component(text: str) -> dict[str, Any]:
     unit, amount, *per = text.split() if len(text.split()) > 1 else ("", "", "x")
     if len(per) > 1 or not all(re.fullmatch("[1-9][0-9]{0,9}", part) for part in per):
         refuse(f'{text!r} is not a valid component; write "UNIT AMOUNT [PER]"', status=2)

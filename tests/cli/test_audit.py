@@ -65,6 +65,7 @@ READING = {
     "upstream check",
     "usage",
     "member list",
+    "model add",
     "user list",
     "webhook list",
 }

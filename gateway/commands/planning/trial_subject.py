@@ -21,7 +21,7 @@ from workers.contract.models import ModelSpec, read_specs
 CONTEXT: Final = 4096
 """Default context of a directory, in tokens, if its model supports as many."""
 _PROMPTS: Final = Path(__file__).with_name("trial_prompts.yaml")
-_TASKS: Final = (
+TRIED_TASKS: Final = (
     *("text-generation", "text-to-image", "text-to-video"),
     *("text-to-speech", "text-to-music"),
 )
@@ -107,10 +107,11 @@ def _check(entry: CatalogEntry) -> None:
 
 
 def _check_task(name: str, task: Task) -> None:
-    if task not in _TASKS:
+    if task not in TRIED_TASKS:
         raise ValueError(
             f"{name} does {task}; tried are models whose input is a text alone: "
-            f"{', '.join(_TASKS)}; for its size, and figures measured here: tollgate plan {name}"
+            f"{', '.join(TRIED_TASKS)}; for its size, and figures measured here: "
+            f"tollgate plan {name}"
         )
 
 
