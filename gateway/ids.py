@@ -18,10 +18,11 @@ def new_request_id() -> RequestId:
 
 
 def new_id(prefix: str) -> str:
-    """Create an id that sorts by time: Unix milliseconds, then random bits (RFC 9562)."""
-    value = time.time_ns() // 1_000_000 << 80 | int.from_bytes(os.urandom(10))
-    value = value & ~(0xF << 76) | 0x7 << 76
-    value = value & ~(0x3 << 62) | 0x2 << 62
+    """Create an id that sorts by time: Unix milliseconds and their 4,096ths, then random bits
+    (RFC 9562, method 3), so that ids of one process sort as they were created."""
+    milliseconds, rest = divmod(time.time_ns(), 1_000_000)
+    value = milliseconds << 80 | 0x7 << 76 | (rest << 12) // 1_000_000 << 64
+    value |= 0x2 << 62 | int.from_bytes(os.urandom(8)) >> 2
     return f"{prefix}{value:032x}"
 
 
