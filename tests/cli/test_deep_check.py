@@ -44,6 +44,7 @@ def _copy(path: Path, source: Path, *, without: str = "", **config: Any) -> Path
 def test_what_cannot_be_loaded_is_an_error_that_names_the_entry(tmp_path: Path) -> None:
     gpt2 = _copy(tmp_path / "gpt2", CHAT, architectures=["GPT2LMHeadModel"])
     base = _copy(tmp_path / "base", CHAT, without="chat_template.jinja")
+    picture = {"task": "text-to-image", "engine": "diffusion", "limits": {}}
     limits = {"context_tokens": 4096, "output_tokens": 64}
     entries = [
         _entry("nowhere", tmp_path / "nowhere"),
@@ -55,7 +56,9 @@ def test_what_cannot_be_loaded_is_an_error_that_names_the_entry(tmp_path: Path) 
         _entry("cuda", CHAT, options={"device": "cuda"}),
         _entry("large", CHAT, options={"cache_tokens": 10**12}),
         _entry("good", CHAT),
-        _entry("image", CHAT, task="text-to-image", engine="diffusion", limits={}),
+        _entry("image", CHAT, **picture),
+        _entry("upscaled", POCKET / "image", **picture, options={"upscaler": "up"}),
+        _entry("adapted", POCKET / "image", **picture, options={"lora": [{"checkpoint": "lo"}]}),
         _entry("speech", CHAT, task="text-to-speech", engine="speech", limits={"characters": 9}),
         _entry("music", CHAT, task="text-to-music", engine="music", limits={"seconds": 9}),
         _entry("vectors", CHAT, task="text-embedding", engine="embedding", limits={}),
@@ -81,6 +84,8 @@ def test_what_cannot_be_loaded_is_an_error_that_names_the_entry(tmp_path: Path) 
         "cuda": "torch finds no CUDA device",
         "large": "of weights), but cpu has",
         "image": "has no model_index.json",
+        "upscaled": "the upscaler: ",
+        "adapted": "lo does not exist",
         "speech": "unsupported model type 'qwen3'",
         "music": "not a music checkpoint",
         "echo": "invalid options",

@@ -44,10 +44,10 @@ def inspection_findings(
         return
     for note in inspection.notes:
         yield (), note, "warning"
-    weights = weight_bytes(entry, root)
-    if weights is None or inspection.memory_bytes is None:
-        return
     memory = inspection.memory_bytes
+    weights = None if memory is None else weight_bytes(entry, root)
+    if weights is None or memory is None:
+        return
     if (needed := weights + inspection.cache_bytes) > memory:
         message = (
             f"needs {needed / GIGA:.1f} GB ({weights / GIGA:.1f} GB of weights), but "

@@ -63,7 +63,7 @@ class Proposal:
 
     @property
     def here(self) -> PlannedDeviceView | None:
-        """The fastest device of this machine, which is listed first."""
+        """The first GPU of this machine, otherwise its CPU."""
         return next(iter(self.plan["devices"]), None)
 
 

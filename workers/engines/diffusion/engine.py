@@ -52,7 +52,7 @@ from workers.engines.diffusion.request import (
     make_pipeline_call,
     video_files,
 )
-from workers.engines.diffusion.upscaling import Upscaler
+from workers.engines.diffusion.upscaling import Upscaler, check_upscaler
 from workers.engines.memory import is_out_of_memory
 from workers.engines.threads import use_threads
 from workers.engines.torch_engine import InputError, TorchEngine, read_input, reading
@@ -76,6 +76,8 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
 
     def _inspect(self) -> None:
         loading.inspect(self._spec, self._options)
+        if self._options.upscaler is not None:
+            check_upscaler(self._options.upscaler, self._options)
 
     def _load(self) -> loading.LoadedCheckpoint:
         loaded = loading.load(self._spec, self._options, self._batcher)

@@ -85,6 +85,9 @@ def inspect(spec: ModelSpec, options: Options) -> tuple[Mapping[str, PipelineFam
     for name in (*DENOISERS, *ENCODERS, "vae"):
         if (index.get(name) or [None])[0] is not None and not (path / name).is_dir():
             raise ValueError(f"{path} lacks the directory {name}, which model_index.json names")
+    for lora in options.lora:
+        if not Path(lora.checkpoint).exists():
+            raise ValueError(f"the LoRA {lora.checkpoint} does not exist")
     return families, "safety_checker" in index
 
 

@@ -14,7 +14,7 @@ from workers.contract.models import ModelSpec
 from workers.engines.cooperative_batching import CooperativeBatcher
 from workers.engines.diffusion.options import Options
 from workers.engines.upscale import options as upscale_options
-from workers.engines.upscale.network import Network
+from workers.engines.upscale.network import Network, find_weights
 from workers.engines.upscale.request import resize
 from workers.engines.upscale.tiles import Canvas, plan
 from workers.media.pixels import Pixels
@@ -22,12 +22,24 @@ from workers.media.pixels import Pixels
 _OVERLAP: Final = 16
 
 
+def _spec(path: str, options: Options) -> ModelSpec:
+    own = {"device": options.device, "overlap": _OVERLAP}
+    return ModelSpec("upscaler", "image-upscale", checkpoint=path, options=own)
+
+
+def check_upscaler(path: str, options: Options) -> None:
+    """Raise ``ValueError`` if a checkpoint has no weights. They are not read."""
+    try:
+        find_weights(_spec(path, options))
+    except ValueError as error:
+        raise ValueError(f"the upscaler: {error}") from error
+
+
 class Upscaler:
     """Raise ``ValueError`` if the checkpoint cannot be read."""
 
     def __init__(self, path: str, options: Options, batcher: CooperativeBatcher) -> None:
-        own = {"device": options.device, "overlap": _OVERLAP}
-        spec = ModelSpec("upscaler", "image-upscale", checkpoint=path, options=own)
+        spec = _spec(path, options)
         try:
             self._network = Network(spec, upscale_options.read_options(spec))
         except ValueError as error:
