@@ -1,5 +1,7 @@
 """The ``tollgate-worker`` command: serves the models of a catalog; drains on SIGTERM.
 
+It follows its catalog file; SIGHUP makes it read the file at once.
+
 Exit status: 0 after a drain, 1 after an unexpected error, 2 for invalid options or settings.
 """
 
@@ -10,7 +12,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +22,7 @@ import uvloop
 from pydantic import ValidationError
 
 from workers.agent.agent import Agent
+from workers.agent.catalog_file import Assignment, CatalogFile
 from workers.contract.blobs import Blobs
 from workers.contract.models import ModelSpec, read_specs
 from workers.contract.redis import QueueClient, connect
@@ -67,8 +70,11 @@ def main(models: Sequence[str], **options: Any) -> None:
     given = {name: value for name, value in options.items() if value is not None}
     try:
         settings = WorkerSettings(**given)
-        specs = _choose(read_specs(settings.catalog), models)
-        serve, unavailable = sort_specs(specs, settings, os.environ)
+        catalog = CatalogFile(
+            settings.catalog, lambda path: _assign(read_specs(path), models, settings)
+        )
+        assignment = catalog.read()
+        _refuse_unknown(models, assignment)
         redis = connect(settings.queue_url)
         blobs = Blobs(settings.blob_url) if settings.blob_url else None
     except (OSError, ValueError) as error:
@@ -76,18 +82,21 @@ def main(models: Sequence[str], **options: Any) -> None:
     configure_logging(settings.log_level)
     os.environ["TOLLGATE_LOG_LEVEL"] = settings.log_level  # for the engine process
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_work(settings, redis, blobs, serve, unavailable))
+        runner.run(_work(settings, redis, blobs, catalog, assignment))
 
 
-def sort_specs(
-    specs: Sequence[ModelSpec], settings: WorkerSettings, environ: Mapping[str, str]
-) -> tuple[list[ModelSpec], dict[str, str]]:
-    """Split a catalog into the models to serve and, for each other model, why it is not served."""
+def _assign(
+    specs: Sequence[ModelSpec], names: Sequence[str], settings: WorkerSettings
+) -> Assignment:
+    """Split a catalog, or the models ``names`` of it, into models to serve and reasons why not."""
     serve, unavailable = [], {}
     for spec in specs:
-        obstacle = (
-            registry.obstacle(spec) if spec.upstream is None else dialects.obstacle(spec, environ)
-        )
+        if names and spec.name not in names:
+            continue
+        if spec.upstream is None:
+            obstacle = registry.obstacle(spec)
+        else:
+            obstacle = dialects.obstacle(spec, os.environ)
         if obstacle is not None:
             unavailable[spec.name] = obstacle
         elif spec.upstream is None:
@@ -95,23 +104,23 @@ def sort_specs(
             serve.append(msgspec.structs.replace(spec, options=options))
         else:
             serve.append(spec)
-    return serve, unavailable
+    return Assignment(serve, unavailable)
 
 
 async def _work(
     settings: WorkerSettings,
     redis: QueueClient,
     blobs: Blobs | None,
-    specs: Sequence[ModelSpec],
-    unavailable: Mapping[str, str],
+    catalog: CatalogFile,
+    assignment: Assignment,
 ) -> None:
     agent = Agent(
         redis,
-        specs,
+        catalog,
+        assignment,
         blobs=blobs,
         name=settings.worker_name,
         namespace=settings.namespace,
-        unavailable=unavailable,
         environ=os.environ,
         device=settings.device,
         threads=settings.threads,
@@ -123,6 +132,7 @@ async def _work(
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, agent.end)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, catalog.hurry)
     # What was imported lives as long as the process, and a job creates few cycles.
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
@@ -132,11 +142,11 @@ async def _work(
         await redis.aclose()
 
 
-def _choose(specs: Sequence[ModelSpec], names: Sequence[str]) -> Sequence[ModelSpec]:
-    unknown = set(names) - {spec.name for spec in specs}
-    if unknown:
+def _refuse_unknown(names: Sequence[str], first: Assignment) -> None:
+    """Refuse names that the catalog does not have. A later catalog may lack some."""
+    known = {spec.name for spec in first.specs} | first.unavailable.keys()
+    if unknown := set(names) - known:
         raise ValueError(f"the catalog has no model called {', '.join(sorted(unknown))}")
-    return [spec for spec in specs if spec.name in names] if names else specs
 
 
 def _refuse(error: Exception) -> NoReturn:

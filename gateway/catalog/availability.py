@@ -40,7 +40,8 @@ def availability(
     ]
     if entry.upstream is None:
         problems = (worker.problems.get(entry.name) for worker in staying)
-        detail = next(filter(None, problems), None)
+        catalogs = (worker.catalog_problem for worker in staying)
+        detail = next(filter(None, (*problems, *catalogs)), None)
         reason = reasons[0] if reasons else "no worker serves it now"
         return WhyUnavailable("no_worker", reason, detail)
     credential = entry.upstream.credential

@@ -174,11 +174,17 @@ def examine_workers(state: QueueState, local: Sequence[str]) -> Iterator[Diagnos
         )
         if worker.loading:
             yield note("worker", f"{worker.worker} still loads {', '.join(worker.loading)}")
+        if worker.catalog_problem:
+            yield problem(
+                "worker",
+                f"{worker.worker} cannot follow its catalog: {worker.catalog_problem}",
+                "Correct the file. Until then the worker serves what it read before.",
+            )
         for model, reason in worker.problems.items():
             yield problem(
                 "model",
                 f"{model} could not be loaded: {reason}",
-                "Correct its entry or its checkpoint, then restart the worker.",
+                "Correct its entry, or correct its checkpoint and send the worker SIGHUP.",
             )
     served = {model for worker in state.workers for model in worker.models}
     known = {
@@ -187,7 +193,7 @@ def examine_workers(state: QueueState, local: Sequence[str]) -> Iterator[Diagnos
     failed = {model for worker in state.workers for model in (*worker.problems, *worker.loading)}
     for model in local:
         if model not in served | failed:
-            reason = known.get(model, "no worker has read the catalog since it was added")
+            reason = known.get(model, "no worker has this entry in its catalog")
             yield problem("model", f"{model} is not served: {reason}", _advice(reason))
 
 
@@ -195,5 +201,5 @@ def _advice(reason: str) -> str:
     if "not installed" in reason:
         return "Install it in the worker's environment: pip install 'tollgate[worker]'."
     if "options" in reason or "unknown engine" in reason:
-        return "Correct its entry, then restart the worker."
-    return "Restart the worker, and see its log if that does not help."
+        return "Correct its entry. The worker loads it again within seconds."
+    return "Compare the worker's catalog file with the gateway's, and see the worker's log."

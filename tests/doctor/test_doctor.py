@@ -177,7 +177,7 @@ def test_each_model_that_is_not_served_has_a_reason() -> None:
     assert problems == [
         "broken could not be loaded: ValueError: no tokenizer",
         "bare is not served: the engine llm needs torch, which is not installed",
-        "added is not served: no worker has read the catalog since it was added",
+        "added is not served: no worker has this entry in its catalog",
     ]
     assert levels(examine_workers(state(), ("fine",))) == {"workers": "problem"}
 

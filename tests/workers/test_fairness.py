@@ -78,3 +78,24 @@ def test_a_flow_cannot_save_up_turns_while_it_has_no_work() -> None:
 def test_a_weight_that_is_not_positive_and_finite_is_refused(weight: float) -> None:
     with pytest.raises(ValueError, match="must be positive"):
         DeficitRoundRobin(QUANTUM_US).add("a", weight)
+
+
+@given(flows, st.data())
+def test_flow_that_is_removed_leaves_the_turns_of_the_others_in_order(
+    described: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    turns = DeficitRoundRobin(QUANTUM_US)
+    flows = [str(number) for number in range(len(described))]
+    for flow, (weight, _) in zip(flows, described, strict=True):
+        turns.add(flow, weight)
+    for _ in range(data.draw(st.integers(0, 10))):
+        turns.spend(flow := turns.choose(flows), described[int(flow)][1])
+
+    turns.remove(gone := data.draw(st.sampled_from(flows)))
+    flows.remove(gone)
+
+    chosen = set()
+    for _ in range(1_000):
+        turns.spend(flow := turns.choose(flows), 1_000)
+        chosen.add(flow)
+    assert chosen == set(flows)

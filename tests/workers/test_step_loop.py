@@ -17,7 +17,8 @@ from workers.contract.jobs import (
     RequestId,
     Tokens,
 )
-from workers.runtime.step_loop import DeviceLostError, StepLoop
+from workers.failures import DeviceLostError
+from workers.runtime.step_loop import StepLoop
 
 MODELS = ("small", "large")
 

@@ -22,12 +22,13 @@ import msgspec
 from redis.exceptions import RedisError
 
 from workers.agent.attachments import Attachments, AttachmentSet, Fetched
-from workers.agent.capacity import ServedModel, serve_local
+from workers.agent.capacity import ServedModel
+from workers.agent.catalog_file import Assignment, CatalogFile
 from workers.agent.engine_supervisor import EngineSupervisor
+from workers.agent.lineup import Lineup
 from workers.agent.outbox import LeasedJob, Outbox, retry_forever
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import Cancelled, Event, Failed, Job, Outcome, RequestId, decode_job
-from workers.contract.models import ModelSpec
 from workers.contract.queue import (
     LEASE_MS,
     Completion,
@@ -63,17 +64,17 @@ _UNAVAILABLE: Final = (RedisError, OSError, TimeoutError)
 
 
 class Agent:
-    """Serves ``specs`` until ``end`` is called."""
+    """Serves the models of ``catalog``, first ``assignment``, until ``end`` is called."""
 
     def __init__(
         self,
         redis: QueueClient,
-        specs: Sequence[ModelSpec],
+        catalog: CatalogFile,
+        assignment: Assignment,
         *,
         blobs: Blobs | None,
         name: str,
         namespace: str,
-        unavailable: Mapping[str, str],
         environ: Mapping[str, str],
         device: str,
         threads: int | None,
@@ -87,7 +88,7 @@ class Agent:
         """Unique name of this process, so that no later process inherits its leases."""
         self._redis = redis
         self._namespace = namespace
-        self._unavailable = dict(unavailable)
+        self._catalog = catalog
         self._device = device
         self._drain_s = drain_s
         self._account_share = account_share
@@ -99,16 +100,16 @@ class Agent:
         self._notified = asyncio.Event()
         self._changed = asyncio.Event()
         self._withdrawn: asyncio.Queue[Collection[RequestId]] = asyncio.Queue()
-        queues = {spec.name: Queue(redis, spec.name, namespace=namespace) for spec in specs}
+        self._queues: dict[str, Queue] = {}
         outbox = self._outbox = Outbox(
-            redis, queues, namespace=namespace, worker=self.worker, done=self._on_completed
+            redis, self._queues, namespace=namespace, worker=self.worker, done=self._on_completed
         )
         outbox.events_s = events_s
         self._attachments = Attachments(blobs, send_event=outbox.send_event, end=outbox.end)
         outbox.on_too_large = self._attachments.store_output
-        local = [spec for spec in specs if spec.engine is not None]
+        specs = assignment.specs
         self._engines = EngineSupervisor(
-            local,
+            [spec for spec in specs if spec.upstream is None],
             worker=self.worker,
             preload=preload,
             threads=threads,
@@ -124,15 +125,17 @@ class Agent:
             report=self._on_report,
             keep_note=self._keep_note,
         )
-        self._served = {
-            spec.name: serve_local(spec, queues[spec.name], self._engines) for spec in local
-        } | {
-            spec.name: ServedModel(
-                spec.name, queues[spec.name], self._upstreams, spec.upstream.concurrency
-            )
-            for spec in specs
-            if spec.upstream is not None
-        }
+        self._lineup = Lineup(
+            assignment,
+            self._engines,
+            self._upstreams,
+            new_queue=functools.partial(Queue, redis, namespace=namespace),
+            queues=self._queues,
+            leased=self._leased,
+            lease=self._serve,
+            changed=self._update_all,
+        )
+        self._served = self._lineup.served
 
     def end(self) -> None:
         """Stop leasing, finish running jobs, then stop. A second call requeues the rest."""
@@ -152,13 +155,13 @@ class Agent:
                 start(self._listen()),
                 start(self._reclaim()),
                 start(self._announce()),
+                start(self._engines.run()),
+                start(self._catalog.follow(self._on_catalog)),
             ]
-            if self._engine_models:
-                others.append(start(self._engines.run()))
-            serving = {model: start(self._serve(served)) for model, served in self._served.items()}
+            self._lineup.start(group)
             self._update_all()
             await self._draining.wait()
-            await self._drain(serving)
+            await self._drain()
             for task in others:
                 task.cancel()
 
@@ -245,11 +248,17 @@ class Agent:
     def _update_leasing(self, served: ServedModel) -> None:
         """Open or close a model for leasing."""
         ready = served.host is self._upstreams or self._engines.takes(served.model)
-        if not ready or served.running >= served.capacity or self._draining.is_set():
+        full = served.running >= served.capacity
+        if not ready or full or served.retired or self._draining.is_set():
             served.open.clear()
         elif not served.open.is_set():
             served.answered_s = time.monotonic()
             served.open.set()
+
+    def _on_catalog(self, assignment: Assignment | None) -> None:
+        if assignment is not None:
+            self._lineup.follow(assignment)
+        self._changed.set()
 
     def _update_all(self) -> None:
         for served in self._served.values():
@@ -325,7 +334,7 @@ class Agent:
         for request_id, leased in self._leased.items():
             by_model.setdefault(leased.model, []).append((request_id, leased.token))
         for model, pairs in by_model.items():
-            news = await self._served[model].queue.heartbeat(pairs)
+            news = await self._queues[model].heartbeat(pairs)
             if not (news.lost or news.cancelled or news.replies):
                 continue
             tokens = dict(pairs)
@@ -364,7 +373,7 @@ class Agent:
 
     async def _reclaim(self) -> None:
         while True:
-            for served in self._served.values():
+            for served in list(self._served.values()):
                 try:
                     await served.queue.reclaim()
                 except _UNAVAILABLE as error:
@@ -378,7 +387,7 @@ class Agent:
         while True:
             self._changed.clear()
             started = self._engines.ready and not self._engines.loading
-            ready = started or not self._engine_models
+            ready = started or not self._lineup.local
             await retry_forever("announcing", lambda: self._workers.announce(self._announcement()))
             if ready and not announced:
                 announced = True
@@ -388,10 +397,10 @@ class Agent:
                     await self._changed.wait()
 
     def _announcement(self) -> Announcement:
-        unavailable = dict(self._unavailable)
-        for model in self._engine_models:
-            if (obstacle := self._engines.obstacle(model)) is not None:
-                unavailable[model] = obstacle
+        unavailable = self._lineup.unavailable
+        for local in self._lineup.local:
+            if (obstacle := self._engines.obstacle(local.model)) is not None:
+                unavailable.setdefault(local.model, obstacle)
         for model in self._upstreams.down:
             unavailable[model] = "its upstream does not respond; the worker keeps probing it"
         silent_s = time.monotonic() - SILENT_S
@@ -408,13 +417,10 @@ class Agent:
             device=self._device,
             running=len(self._leased),
             draining=self._draining.is_set(),
+            catalog_problem=self._catalog.problem,
         )
 
     # --- Ends -------------------------------------------------------------------------------------
-
-    @property
-    def _engine_models(self) -> list[str]:
-        return [model for model, served in self._served.items() if served.host is self._engines]
 
     async def _requeue_crashed(self, unharmed: Collection[RequestId]) -> None:
         """Requeue the jobs of a crashed engine process; a crash is not counted for ``unharmed``."""
@@ -423,12 +429,11 @@ class Agent:
         for _ in range(2):
             await self._attachments.stored()
             await self._outbox.flushed()
-        for model in self._engine_models:
-            served = self._served[model]
+        for served in self._lineup.local:
             async with served.leasing:
                 returned = []
                 for request_id, leased in list(self._leased.items()):
-                    if leased.model == model and not leased.ended:
+                    if leased.model == served.model and not leased.ended:
                         del self._leased[request_id]
                         if request_id in unharmed or self._attachments.is_fetching(leased):
                             returned.append(Completion(request_id, leased.token, "retry"))
@@ -441,11 +446,11 @@ class Agent:
         if not self._leased:
             self._idle.set()
 
-    async def _drain(self, serving: Mapping[str, asyncio.Task[None]]) -> None:
+    async def _drain(self) -> None:
         """Lease nothing more, give running jobs some time to end, then requeue the rest."""
         log.info("draining", extra={"running": len(self._leased)})
         self._update_all()
-        await self._stop_leasing(serving)
+        await self._lineup.stop(REQUEUE_S)
         if self._leased:
             self._idle.clear()
             fetching = filter(self._attachments.is_fetching, self._leased.values())
@@ -478,16 +483,6 @@ class Agent:
                     await retry_forever("requeueing", complete)
             if not self._leased:
                 self._idle.set()
-
-    async def _stop_leasing(self, serving: Mapping[str, asyncio.Task[None]]) -> None:
-        """Stop the lease loops, if possible not during a call, whose leases would be unknown."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(REQUEUE_S):
-                for model, task in serving.items():
-                    async with self._served[model].leasing:
-                        task.cancel()
-        for task in serving.values():
-            task.cancel()
 
     async def _requeue_rest(self) -> None:
         for leased in list(self._leased.values()):

@@ -43,6 +43,8 @@ class ServedModel:
     """Nonce of a lease call without an answer yet."""
     open: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while jobs may be leased."""
+    retired: bool = False
+    """Whether it leases nothing more because its entry changed or went."""
     leasing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held from the lease call until its jobs are with their host."""
 

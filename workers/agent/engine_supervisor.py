@@ -21,6 +21,8 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final
 
+import msgspec
+
 from workers.agent.environment import engine_environment
 from workers.contract.jobs import Cancelled, Event, Outcome, RequestId
 from workers.contract.models import ModelSpec
@@ -29,6 +31,7 @@ from workers.engines import registry
 from workers.protocol.engine import CancelReason
 from workers.protocol.host import Report
 from workers.protocol.ipc import (
+    AddModel,
     Admit,
     Cancel,
     Command,
@@ -38,6 +41,7 @@ from workers.protocol.ipc import (
     Loaded,
     Loading,
     Ready,
+    RemoveModel,
     Stepped,
     Withdraw,
     Withdrawn,
@@ -78,9 +82,12 @@ class EngineSupervisor:
         self.loaded: set[str] = set()
         self.busy_us = 0
         self.pid: int | None = None
-        self._configure = Configure(worker=worker, models=tuple(specs), preload=preload)
-        self._serving = {spec.name: registry.serving(spec) for spec in specs}
-        self._step_limits_s = {spec.name: registry.step_limit_s(spec) for spec in specs}
+        self._configure = Configure(worker=worker, models=(), preload=preload)
+        self._serving: dict[str, registry.Serving] = {}
+        self._step_limits_s: dict[str, float] = {}
+        self._replaced: set[str] = set()
+        """Models that were unloaded because their entry changed; their jobs wait."""
+        self._has_models = asyncio.Event()
         self._threads = threads
         self._report = report
         self._crashed = crashed
@@ -97,6 +104,8 @@ class EngineSupervisor:
         self._reported_s = 0.0
         self._failures = 0
         """Consecutive processes that were not stable."""
+        for spec in specs:
+            self.load(spec)
 
     @property
     def loading(self) -> tuple[str, ...]:
@@ -116,11 +125,40 @@ class EngineSupervisor:
         is started again, they wait."""
         if model in self.problems:
             return "its engine could not be loaded; see the worker's log"
-        if self.takes(model) or 0 < self._failures < FAILURES_MAX:
+        waits = model in self._replaced or 0 < self._failures < FAILURES_MAX
+        if self.takes(model) or (waits and self._failures < FAILURES_MAX):
             return None
         if self._failures:
             return f"its engine process has ended {self._failures} times in a row"
         return "it is still loading"
+
+    # --- Models -----------------------------------------------------------------------------------
+
+    def load(self, spec: ModelSpec) -> None:
+        """Serve another model, now and in every later process."""
+        self._serving[spec.name] = registry.serving(spec)
+        self._step_limits_s[spec.name] = registry.step_limit_s(spec)
+        self._set_models((*self._configure.models, spec))
+        self._has_models.set()
+        self._send(AddModel(spec))
+
+    def unload(self, model: str, *, replaced: bool) -> None:
+        """Free a model without jobs. If it is ``replaced``, jobs wait for the next ``load``."""
+        self._set_models(tuple(spec for spec in self._configure.models if spec.name != model))
+        self.loaded.discard(model)
+        self.problems.pop(model, None)
+        self._replaced.discard(model)
+        if replaced:
+            self._replaced.add(model)
+        self._send(RemoveModel(model))
+
+    def holds(self, model: str) -> bool:
+        """Whether the process has jobs of a model, abandoned ones included, or will get some."""
+        waiting = (handoff.job.model for handoff in self._waiting.values())
+        return model in self._submitted.values() or model in waiting
+
+    def _set_models(self, models: tuple[ModelSpec, ...]) -> None:
+        self._configure = msgspec.structs.replace(self._configure, models=models)
 
     # --- Host -------------------------------------------------------------------------------------
 
@@ -168,8 +206,9 @@ class EngineSupervisor:
     # --- Life cycle of the process ----------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep a process running until cancelled, then stop it."""
+        """Keep a process running, once there is a model, until cancelled; then stop it."""
         while True:
+            await self._has_models.wait()
             started_s = time.monotonic()
             reason = await self._run_process()
             log.error("engine process ended", extra={"reason": reason})
@@ -198,7 +237,7 @@ class EngineSupervisor:
         ours.setblocking(False)
         transport, _ = await loop.create_unix_connection(lambda: _Link(self), sock=ours)
         self._transport = transport
-        self._loading = self._configure.models[0].name
+        self._loading = next((spec.name for spec in self._configure.models), None)
         self._reported_s = time.monotonic()
         self._send(self._configure)
         watchdog = asyncio.create_task(self._watch(process))
@@ -264,6 +303,9 @@ class EngineSupervisor:
                 self._loading = model
             case Loaded(model, problem):
                 self._loading = None if self.ready else self._loading
+                if all(spec.name != model for spec in self._configure.models):
+                    return  # it was removed meanwhile
+                self._replaced.discard(model)
                 if problem is not None:
                     log.error("could not load a model", extra={"model": model, "problem": problem})
                     self.problems[model] = problem

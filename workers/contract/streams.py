@@ -388,6 +388,8 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
     bytes_used: int = 0
     running: int = 0
     draining: bool = False
+    catalog_problem: str = ""
+    """Why it cannot follow its catalog file, and serves what it read before; for the operator."""
     version: str = ""
 
 

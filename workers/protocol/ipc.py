@@ -50,7 +50,19 @@ class Withdraw(msgspec.Struct, frozen=True, tag="withdraw"):
     """Return the jobs that have not started."""
 
 
-Command: TypeAlias = Configure | Admit | Cancel | Withdraw
+class AddModel(msgspec.Struct, frozen=True, tag="add"):
+    """Serve another model."""
+
+    model: ModelSpec
+
+
+class RemoveModel(msgspec.Struct, frozen=True, tag="remove"):
+    """Free a model. It has no jobs."""
+
+    model: str
+
+
+Command: TypeAlias = Configure | Admit | Cancel | Withdraw | AddModel | RemoveModel
 
 
 # --- From the engine process ---------------------------------------------------------------------

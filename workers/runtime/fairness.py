@@ -33,6 +33,12 @@ class DeficitRoundRobin:
         self._credits[flow] = 0.0
         self._ring.append(flow)
 
+    def remove(self, flow: str) -> None:
+        place = self._ring.index(flow)
+        del self._ring[place], self._grants[flow], self._credits[flow]
+        if place < self._turn or self._turn == len(self._ring):
+            self._turn = max(self._turn - 1, 0)
+
     def choose(self, ready: Collection[str]) -> str:
         """Return the next of the flows in ``ready``, which must not be empty."""
         credits = self._credits

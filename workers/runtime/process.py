@@ -6,7 +6,7 @@ behind that occupies the device. It knows neither queue nor leases; if it crashe
 requeues its jobs. Commands are read between steps, without blocking while there is work.
 
 Models are loaded one by one, in the order of the catalog. Each is served as soon as it is loaded;
-while the next one loads, running jobs wait.
+while the next one loads, running jobs wait. Models can be added and removed at any time.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from workers.contract.models import ModelSpec
 from workers.engines import registry
+from workers.failures import DeviceLostError
 from workers.logs import configure_logging
 from workers.protocol.ipc import (
+    AddModel,
     Admit,
     Cancel,
     Command,
@@ -37,6 +40,7 @@ from workers.protocol.ipc import (
     Loaded,
     Loading,
     Ready,
+    RemoveModel,
     Report,
     Stepped,
     Withdraw,
@@ -46,7 +50,7 @@ from workers.protocol.ipc import (
 )
 from workers.pulse import PULSE
 from workers.runtime.background import Background, StuckError
-from workers.runtime.step_loop import DeviceLostError, StepLoop
+from workers.runtime.step_loop import StepLoop
 
 log = logging.getLogger(__name__)
 
@@ -128,17 +132,16 @@ def serve(connection: Connection) -> None:
         background=Background(_now_us, pool.submit, connection.wake),
     )
     PULSE.send = lambda: connection.send(KeepAlive())
-    waiting = {spec.name: spec for spec in configure.models}
-    if not configure.preload:
-        for spec in configure.models:
-            _create(loop, waiting.pop(spec.name), connection)
+    waiting: dict[str, ModelSpec] = {}
+    preload = configure.preload
+    _apply(loop, list(map(AddModel, configure.models)), connection, waiting, preload=preload)
     connection.send(Ready())
-    _apply(loop, rest, connection, waiting)
+    _apply(loop, rest, connection, waiting, preload=preload)
     next_load_s = 0.0
     while True:
         if not waiting and (patience_s := loop.patience_s) != 0.0:
             connection.wait(patience_s)
-        _apply(loop, connection.receive(), connection, waiting)
+        _apply(loop, connection.receive(), connection, waiting, preload=preload)
         if waiting and (loop.idle or time.monotonic() >= next_load_s):
             _start(loop, waiting.pop(next(iter(waiting))), connection)
             next_load_s = time.monotonic() + _LOAD_PAUSE_S
@@ -176,9 +179,11 @@ def _now_us() -> int:
 
 def _apply(
     loop: StepLoop,
-    commands: list[Command],
+    commands: Sequence[Command],
     connection: Connection,
     waiting: dict[str, ModelSpec],
+    *,
+    preload: bool,
 ) -> None:
     """Apply commands. A job of a model that is ``waiting`` to be loaded loads it now."""
     for command in commands:
@@ -197,13 +202,23 @@ def _apply(
                 loop.cancel(request_id, reason)
             case Withdraw():
                 connection.send(Withdrawn(tuple(loop.withdraw())))
+            case AddModel(spec) if preload:
+                waiting[spec.name] = spec
+            case AddModel(spec):
+                _create(loop, spec, connection)
+            case RemoveModel(model):
+                if waiting.pop(model, None) is None:
+                    loop.remove(model)
+                    gc.unfreeze()
+                    gc.collect()
+                    gc.freeze()
 
 
 def _load(loop: StepLoop, model: str, connection: Connection) -> None:
     connection.send(Loading(model))
     problem = loop.load(model)
     gc.collect()
-    gc.freeze()  # weights live as long as the process; exclude them from collections
+    gc.freeze()  # weights live long; exclude them from collections
     connection.send(Loaded(model, problem))
 
 
@@ -225,6 +240,7 @@ def main() -> None:
     # The agent decides when this process ends; Ctrl-C signals the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     configure_logging(os.environ.get("TOLLGATE_LOG_LEVEL", "INFO"))
     connected = socket.socket(fileno=int(sys.argv[1]))
     _die_with_agent(connected)

@@ -37,7 +37,6 @@ from workers.contract.jobs import (
     Tokens,
     Usage,
 )
-from workers.failures import DeviceLostError as DeviceLostError
 from workers.failures import describe, raise_if_device_is_lost
 from workers.protocol.engine import (
     Admitted,
@@ -133,12 +132,13 @@ class StepLoop:
             )
         return lane.broken
 
-    def unload(self) -> None:
-        """Free the memory of all engines. Call only while the loop is idle."""
-        for lane in self._lanes.values():
+    def remove(self, model: str) -> None:
+        """Free a model that has no jobs. No effect without an engine for it."""
+        if (lane := self._lanes.pop(model, None)) is not None:
+            self._turns.remove(model)
+            self._starved = None  # a lane that still lacks room blocks the others again
             if lane.loaded:
                 lane.engine.unload()
-                lane.loaded = False
 
     def admit(
         self, job: Job, *, queue_us: int, leased_us: int, files: Sequence[bytes] = ()

@@ -46,6 +46,7 @@ async def _keep_nothing(request_id: RequestId, note: str) -> bool:
 @dataclass(slots=True, eq=False)
 class _Run:
     handoff: JobHandoff
+    dialect: Dialect
     watch: Stopwatch
     call: Call | None = None
     task: asyncio.Task[None] | None = None
@@ -74,7 +75,10 @@ class UpstreamHost:
         self._worker = worker
         self._report = report
         self._keep_note = keep_note
+        self._environ = environ
         self._dialects: dict[str, Dialect] = {spec.name: connect(spec, environ) for spec in specs}
+        self._retired: set[Dialect] = set()
+        """Clients whose entry changed, until their last job has ended."""
         self._tasks = asyncio.TaskGroup()
         self._runs: dict[RequestId, _Run] = {}
 
@@ -84,7 +88,26 @@ class UpstreamHost:
             async with self._tasks:
                 await asyncio.Event().wait()
         finally:
-            await asyncio.gather(*(dialect.close() for dialect in self._dialects.values()))
+            open = (*self._dialects.values(), *self._retired)
+            await asyncio.gather(*(dialect.close() for dialect in open))
+
+    def add(self, spec: ModelSpec) -> None:
+        """Serve another model, or from the next job on the new entry of one."""
+        self.remove(spec.name)
+        self._dialects[spec.name] = connect(spec, self._environ)
+
+    def remove(self, model: str) -> None:
+        """Serve a model no longer. Its running jobs end as they would."""
+        dialect = self._dialects.pop(model, None)
+        if dialect is not None:
+            self._retired.add(dialect)
+            self._tasks.create_task(self._close(dialect))
+
+    async def _close(self, dialect: Dialect) -> None:
+        while tasks := [run.task for run in self._runs.values() if run.dialect is dialect]:
+            await asyncio.wait([task for task in tasks if task is not None])
+        await dialect.close()
+        self._retired.remove(dialect)
 
     @property
     def down(self) -> set[str]:
@@ -93,7 +116,7 @@ class UpstreamHost:
 
     def submit(self, jobs: Sequence[JobHandoff]) -> None:
         for handoff in jobs:
-            run = _Run(handoff, Stopwatch(_now_us))
+            run = _Run(handoff, self._dialects[handoff.job.model], Stopwatch(_now_us))
             run.watch.start()
             self._runs[run.job.request_id] = run
             run.task = self._tasks.create_task(self._run_job(run))
@@ -144,7 +167,7 @@ class UpstreamHost:
                 left_s, self.cancel, run.job.request_id, "deadline"
             )
         try:
-            run.call = self._dialects[run.job.model].call(
+            run.call = run.dialect.call(
                 run.job,
                 lambda event: self._send_event(run, event),
                 run.handoff.files,
