@@ -28,12 +28,15 @@ from gateway.console.sessions import entrance_secret, origin_of, session_token
 from gateway.console.visitors import Visitor, visitor_of, visitor_of_session
 from gateway.errors import Forbidden, NotFound, TollgateError
 from gateway.operations.entrance.sessions import refuse, refuse_revoked, resume, session_limits
+from gateway.pricing import NANOS_PER_USD
 
 PROVED: Final = timedelta(minutes=10)
 """Time for which a proof of who the visitor is admits what moves much."""
 
 REFUSALS_PER_MINUTE: Final = 30
 """Refusals of one session that are recorded, so that it cannot fill the audit log."""
+MUCH_NANOS: Final = 10 * NANOS_PER_USD
+"""Refund or credit beyond which a visitor has to prove who it is."""
 PENDING_MAX: Final = 16_000
 """Characters of a form that is kept until the visitor has proved who it is."""
 
@@ -155,20 +158,31 @@ def needs(act: Act) -> Needs:
 
 
 async def proved(connection: AnyConnection, _: BaseRouteHandler) -> None:
-    """Guard of a route that moves much: the visitor must have proved lately who it is.
+    """Guard of a route that moves much: the visitor must have proved lately who it is."""
+    assert isinstance(connection, ApiRequest)
+    await require_proof(connection)
+
+
+async def require_proof(request: ApiRequest) -> None:
+    """Raise ``ProofNeeded`` unless the visitor has proved lately who it is.
 
     A form that was sent is kept until then.
     """
-    assert isinstance(connection, ApiRequest)
-    visitor = visitor_of(connection)
+    visitor = visitor_of(request)
     assert visitor is not None
-    session, is_form = visitor.session, connection.method not in SAFE
+    session, is_form = visitor.session, request.method not in SAFE
     late = visitor.proved_at + PROVED <= datetime.now(UTC)
     if is_form and (late or session.pending is not None):
-        form = await _to_keep(connection) if late else None
-        await connection.services.database.write(lambda each: keep_form(each, session.id, form))
+        form = await _to_keep(request) if late else None
+        await request.services.database.write(lambda each: keep_form(each, session.id, form))
     if late:
         raise ProofNeeded
+
+
+async def require_proof_of(request: ApiRequest, amount_nanos: int) -> None:
+    """Raise ``ProofNeeded`` if an amount is much, as ``require_proof`` does."""
+    if amount_nanos > MUCH_NANOS:
+        await require_proof(request)
 
 
 async def _to_keep(request: ApiRequest) -> PendingForm | None:

@@ -164,3 +164,22 @@ def test_form_waits_for_a_proof_and_is_shown_once_more(installation: Installatio
 
     assert sent.headers["location"].startswith("/console/users/")
     assert operator.get("/console/prove/again").headers["location"] == "/console"
+
+
+def test_much_credit_waits_for_a_proof_and_little_does_not(installation: Installation) -> None:
+    operator, holder = installation.browser(), name().replace(" ", "-")
+    operator.enter(installation.link(role="operator", name=f"giver {uuid.uuid4().hex[:8]}"))
+    opened = operator.post("/console/accounts/new", {"name": holder})
+    account_id = int(opened.headers["location"].rpartition("/")[2])
+    late = datetime.now(UTC) - timedelta(minutes=11)
+    newest = installation.execute(select(func.max(sessions.c.id))).scalar_one()
+    installation.execute(update(sessions).where(sessions.c.id == newest).values(proved_at=late))
+    path = f"/console/credit/new?account={holder}"
+    form = {"kind": "topup", "reason": "paid"}
+
+    little = operator.post(path, {**form, "amount": "10", "reference": f"{holder} 1"})
+    much = operator.post(path, {**form, "amount": "10.01", "reference": f"{holder} 2"})
+
+    assert little.headers["location"].startswith("/console/ledger")
+    assert (much.status_code, much.headers["location"]) == (303, "/console/prove")
+    assert len(installation.events(act="credit.add", account_id=account_id)) == 1

@@ -23,7 +23,7 @@ from gateway.billing.reconciliation import (
 )
 from gateway.checks.decoding import read_id
 from gateway.console.answers import see_other
-from gateway.console.guards import needs
+from gateway.console.guards import needs, require_proof_of
 from gateway.console.queries import ROWS, Query, problems_of, read_form
 from gateway.console.rendering import page
 from gateway.console.scope import account_of, one_account
@@ -89,6 +89,7 @@ class MoneyPages(Controller):
                 "reason": form.text("reason"),
             }
             body = read_body(credit.CreditBody, sent)
+            await require_proof_of(request, body.amount)
 
             def add(connection: Connection) -> Account:
                 account = one_account(connection, visitor, named)

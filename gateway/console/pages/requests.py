@@ -22,7 +22,7 @@ from gateway.billing.entries import charge_of
 from gateway.billing.usage.failures import Failures, count_failures
 from gateway.catalog.tasks import TASKS
 from gateway.console.answers import see_other
-from gateway.console.guards import needs
+from gateway.console.guards import needs, require_proof_of
 from gateway.console.queries import ROWS, Query, problems_of, read_form
 from gateway.console.rendering import page
 from gateway.console.scope import account_of
@@ -112,6 +112,9 @@ class RequestPages(Controller):
         database = request.services.database
         try:
             body = read_body(credit.RefundBody, sent)
+            _, found = await _find(request, visitor, request_id)
+            charged = found.cost_nanos if isinstance(found, ClosedRequest) else 0
+            await require_proof_of(request, charged if body.amount is None else body.amount)
             archived = await credit.archived_charge(database, request.services.blobs, request_id)
             await database.write(
                 lambda connection: credit.refund(
