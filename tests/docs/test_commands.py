@@ -22,6 +22,8 @@ NOT_RUN: Final = {
     "tollgate archive restore ": "the same",
     "tollgate notices add acme --email ": "needs a mail server",
     "tollgate-worker --catalog catalog.yaml --device cuda:0 ": "needs a GPU",
+    "tollgate model add /models/": "needs that checkpoint; tests/cli/test_add_model.py runs it",
+    "tollgate catalog check --deep": "loads torch; tests/cli/test_deep_check.py runs it",
     "tollgate try pocket-chat ": "loads a model several times; tests/cli/test_try.py runs it",
 }
 """Commands, or their beginnings, that are not run here, each with the reason."""
