@@ -60,16 +60,22 @@ def test_valid_workflow_has_no_problems_and_is_unknown_to_workers(tmp_path: Path
         ("{name: big, model: enlarge, when: inputs.prompt, input: {a: b}}", "is not optional"),
         ("{name: big, model: enlarge, when: inputs.x, input: {a: b}}", "unknown input 'x'"),
         ("{name: big, model: enlarge, when: never, input: {a: b}}", "not a valid condition"),
-        ("{name: big, model: write, vote: {n: 1}, input: {a: b}}", "vote.n: should be greater"),
-        ("{name: big, model: write, vote: {n: 9}, input: {a: b}}", "vote.n: should be less"),
+        (
+            "{name: big, model: write, vote: {n: 1}, input: {a: b}}",
+            "vote.n of tried: should be greater",
+        ),
+        (
+            "{name: big, model: write, vote: {n: 9}, input: {a: b}}",
+            "vote.n of tried: should be less",
+        ),
         ("{name: big, model: enlarge, vote: {n: 2}, input: {a: b}}", "only texts can be chosen"),
         (
             "{name: big, model: write, best_of: {n: 2, judge: draw}, input: {a: b}}",
-            "best_of.judge: draw does text-to-image, image-to-image, not text-generation",
+            "best_of.judge of tried: draw does text-to-image, image-to-image, not text-generation",
         ),
         (
             "{name: big, model: write, vote: {n: 2, models: [write, none]}, input: {a: b}}",
-            "vote.models[1]: unknown model 'none'",
+            "vote.models[1] of tried: unknown model 'none'",
         ),
         (
             "{name: big, model: write, vote: {n: 2, models: [write, write, write]}, input: {a: b}}",
