@@ -156,6 +156,7 @@ def test_a_port_in_use_is_one_line(up: Up, migrated: Path) -> None:
     assert refused.stderr.count("\n") == 1
 
 
+@pytest.mark.long
 def test_a_gateway_whose_processes_keep_failing_exits(migrated: Path) -> None:
     ended = serve(
         migrated, TOLLGATE_PORT=str(free_port()), TOLLGATE_CATALOG=str(migrated / "absent.yaml")

@@ -119,6 +119,7 @@ def test_batch_survives_a_gateway_crash_at_each_failpoint(point: str, stack: Sta
     assert len(blobs) == 2, "what a dead gateway wrote is still there"
 
 
+@pytest.mark.long
 def test_batch_survives_repeated_gateway_crashes(stack: Stack) -> None:
     caller = stack.caller()
     batch_id = submit(caller, content("slow"))
@@ -298,6 +299,7 @@ def test_another_gateway_continues_a_batch(pair: tuple[Stack, Stack]) -> None:
     each_line_was_charged_once(second, elsewhere, batch_id, 40)
 
 
+@pytest.mark.long
 def test_gateway_with_an_expired_lease_changes_nothing(
     pair: tuple[Stack, Stack],
 ) -> None:
@@ -367,6 +369,7 @@ def test_lines_refused_by_a_full_queue_are_submitted_again(stack: Stack) -> None
     assert stack.findings() == []
 
 
+@pytest.mark.long
 def test_lines_refused_by_a_full_queue_end_with_a_cancelled_batch(stack: Stack) -> None:
     caller = stack.caller()
     stack.kill("gateway")
@@ -392,6 +395,7 @@ def test_lines_refused_by_a_full_queue_end_with_a_cancelled_batch(stack: Stack) 
     assert stack.findings() == []
 
 
+@pytest.mark.long
 def test_batch_survives_a_restart_of_postgres(tmp_path: Path, valkey: str) -> None:
     with (
         own_postgres() as (server, url),

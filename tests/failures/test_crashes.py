@@ -211,7 +211,15 @@ def all_is_well(
     server.close()
 
 
-@pytest.mark.parametrize("point", ["after_hold", "after_enqueue", "before_settle", "after_settle"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "after_hold",
+        pytest.param("after_enqueue", marks=pytest.mark.long),
+        "before_settle",
+        pytest.param("after_settle", marks=pytest.mark.long),
+    ],
+)
 def test_request_survives_a_gateway_crash_at_each_failpoint(point: str, stack: Stack) -> None:
     caller = stack.caller()
     stack.kill("gateway")

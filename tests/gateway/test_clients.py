@@ -277,7 +277,7 @@ def test_invalid_origin_is_refused_at_start(origin: str) -> None:
 
 
 def test_front_page_is_served_to_browsers(stack: Stack) -> None:
-    page = httpx.get(stack.url)
+    page = httpx.get(stack.url, headers={"Accept": "text/html"})
 
     assert page.status_code == 200
     assert page.headers["content-type"].startswith("text/html")

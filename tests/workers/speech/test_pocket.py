@@ -34,7 +34,10 @@ def test_catalog_offers_all_voices(reader: SpeechReader) -> None:
     spec = next(one for one in read_specs(ROOT / "catalog.yaml") if one.name == "pocket-speech")
 
     assert CLONING_TASK in spec.also
-    assert sorted(spec.options["voices"]) == sorted(reader.voices)
+    # Names of other vendors' voices are offered beside, for the same embeddings.
+    offered = {Path(voice["embedding"]).stem for voice in spec.options["voices"].values()}
+    assert offered == set(reader.voices)
+    assert set(reader.voices) <= set(spec.options["voices"])
     assert len(reader.voices) >= 12
 
 
