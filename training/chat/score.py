@@ -1,9 +1,11 @@
-"""Scores the pocket language model on questions from seeds that training never uses.
+"""Scores the pocket language model on contents that training sees, and on those it never sees.
 
     python -m training.chat.score workers/pocket/chat
 
-Answers are greedy, by the engine that serves the model. Each is checked against its question, not
-against a reference text, if several answers are right.
+``training.common.split`` tells them apart: a number pair, a word with a phrasing, a name. Questions
+are distinct, so there are fewer than asked for if there are not as many contents. Answers are
+greedy, by the engine that serves the model. Each is checked against its question, not against a
+reference text, if several answers are right.
 """
 
 from __future__ import annotations
@@ -15,19 +17,21 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from training.chat import skills
-from training.chat.data import PRICES, REFUSAL, WORDS, definition, outside, price
+from training.chat import skills, world
+from training.chat.skills import Pair, numbers_of, sorted_of
+from training.common.split import Content, choose
 from workers.contract.jobs import ChatInput, ChatMessage, Choice, Job, RequestId, Tool
 from workers.contract.models import ModelSpec
 from workers.engines.llm.engine import LlmEngine
 from workers.protocol.engine import Phase
 
-HELD_OUT: Final = 1_000_003
+SEED: Final = 1_000_003
 """Seed of the questions; training never uses it."""
 SLOTS: Final = 16
 
@@ -36,8 +40,10 @@ Judge = Callable[[Choice], bool]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    content: str
+    text: str
     is_right: Judge
+    content: Content | None = None
+    """Content by which the question is held out; None if it never is."""
     tools: tuple[Tool, ...] = ()
 
 
@@ -55,7 +61,7 @@ def ask(engine: LlmEngine, questions: Sequence[Question]) -> list[Choice]:
     while waiting or running:
         while waiting and running < SLOTS:
             number, question = waiting.pop(0)
-            message = ChatMessage("user", question.content)
+            message = ChatMessage("user", question.text)
             chat = ChatInput((message,), 120, temperature=0.0, tools=question.tools)
             value = msgspec.to_builtins(chat)
             job = Job(RequestId(str(number)), "1", "pocket-chat", "text-generation", value)
@@ -75,69 +81,86 @@ def load(directory: Path) -> LlmEngine:
     return engine
 
 
-def score(engine: LlmEngine, skill: str, count: int, seed: int = HELD_OUT) -> float:
-    """Return the fraction of a skill's questions that are answered correctly."""
+@dataclass(frozen=True, slots=True)
+class Score:
+    right: int
+    asked: int
+
+    @property
+    def share(self) -> float:
+        return self.right / max(1, self.asked)
+
+    def __str__(self) -> str:
+        return f"{self.share:.0%} of {self.asked}"
+
+
+def questions(skill: str, count: int, *, held_out: bool, seed: int = SEED) -> list[Question]:
+    """Make up to ``count`` distinct questions about contents on one side of the split."""
     r = random.Random(f"{skill}/{seed}")
-    questions = [QUESTIONS[skill](r) for _ in range(count)]
-    choices = ask(engine, questions)
-    right = [q.is_right(choice) for q, choice in zip(questions, choices, strict=True)]
-    return sum(right) / count
+    found: dict[str, Question] = {}
+    for _ in range(count * 20):
+        made = choose(partial(QUESTIONS[skill], r), held_out=held_out)
+        found.setdefault(made.text, made)
+        if len(found) == count:
+            break
+    return list(found.values())
+
+
+def score(engine: LlmEngine, skill: str, count: int, *, held_out: bool, seed: int = SEED) -> Score:
+    """Score the answers to questions of one kind, by contents that were trained or held out."""
+    asked = questions(skill, count, held_out=held_out, seed=seed)
+    choices = ask(engine, asked)
+    right = [q.is_right(choice) for q, choice in zip(asked, choices, strict=True)]
+    return Score(sum(right), len(asked))
 
 
 # --- Questions -----------------------------------------------------------------------------------
 
 
-def _exactly(question: str, answer: str) -> Question:
-    return Question(question, lambda choice: choice.text.strip() == answer)
+def _exactly(pair: Pair) -> Question:
+    return Question(pair.question, lambda choice: choice.text.strip() == pair.answer, pair.content)
 
 
-def _sum(r: random.Random) -> Question:
-    a, b = r.randrange(10, 100), r.randrange(10, 100)
-    return _exactly(f"What is {a} plus {b}?", f"{a} plus {b} is {a + b}.")
-
-
-def _difference(r: random.Random) -> Question:
-    a, b = r.randrange(10, 100), r.randrange(10, 100)
-    a, b = max(a, b), min(a, b)
-    return _exactly(f"What is {a} minus {b}?", f"{a} minus {b} is {a - b}.")
-
-
-def _large_sum(r: random.Random) -> Question:
-    a, b = r.randrange(100, 1000), r.randrange(100, 1000)
-    return _exactly(f"What is {a} plus {b}?", f"{a} plus {b} is {a + b}.")
-
-
-def _price(r: random.Random) -> Question:
-    return _exactly(*price(r, r.choice(list(PRICES))))
+def _numbers(r: random.Random, digits: int, *, minus: bool = False) -> Question:
+    a, b = (r.randrange(10 ** (digits - 1), 10**digits) for _ in range(2))
+    if minus:
+        a, b = max(a, b), min(a, b)
+    word, result = ("minus", a - b) if minus else ("plus", a + b)
+    asked, answer = f"What is {a} {word} {b}?", f"{a} {word} {b} is {result}."
+    return _exactly(Pair(asked, answer, numbers_of(a, b)))
 
 
 def _definition(r: random.Random) -> Question:
-    word = r.choice(list(WORDS))
-    question, _ = definition(r, word)
-    return Question(question, lambda choice: choice.text.strip() in WORDS[word])
+    pair = world.definition(r)
+    (answers,) = (found for found in world.WORDS.values() if pair.answer in found)
+    return Question(pair.question, lambda choice: choice.text.strip() in answers, pair.content)
 
 
-def _refusal(r: random.Random) -> Question:
-    question, _ = outside(r)
-    return _exactly(question, REFUSAL)
+def _unknown_model(r: random.Random) -> Question:
+    pair = world.unknown_model(r)
+
+    def declines(choice: Choice) -> bool:
+        return choice.text.startswith("I do not know") and "$" not in choice.text
+
+    return Question(pair.question, declines, pair.content)
 
 
 def _sorting(r: random.Random) -> Question:
     numbers = r.sample(range(100), r.randint(3, 5))
-    listed = ", ".join(map(str, numbers))
-    return _exactly(f"Sort these numbers: {listed}", ", ".join(map(str, sorted(numbers))) + ".")
+    listed, answer = (", ".join(map(str, some)) for some in (numbers, sorted(numbers)))
+    return _exactly(Pair(f"Sort these numbers: {listed}", f"{answer}.", sorted_of(numbers)))
 
 
 def _story(r: random.Random) -> Question:
     thing, colour = r.choice(skills.THINGS), r.choice(skills.COLOURS)
-    question, _ = skills.story_about(r, thing, colour)
+    pair = skills.story_about(r, thing, colour)
 
     def keeps_to_it(choice: Choice) -> bool:
         words = set(re.findall(r"[a-z]+", choice.text.lower()))
         others = (set(skills.THINGS) | set(skills.COLOURS)) - {thing, colour}
         return f"{colour} {thing}" in choice.text and not words & others
 
-    return Question(question, keeps_to_it)
+    return Question(pair.question, keeps_to_it, pair.content)
 
 
 def _expansion(r: random.Random) -> Question:
@@ -147,20 +170,20 @@ def _expansion(r: random.Random) -> Question:
         text = choice.text.lower()
         return what.lower() in text and len(text) > len(what) + 20
 
-    return Question(f"Expand: {what}", keeps_it)
+    return Question(f"Expand: {what}", keeps_it, skills.scene_of(what))
 
 
 def _json(r: random.Random) -> Question:
-    question, answer = skills.json_answer(r)
+    pair = skills.json_answer(r)
 
     def says_it(choice: Choice) -> bool:
         try:
             value = json.loads(choice.text)
         except ValueError:
             return False
-        return bool(value == json.loads(answer))
+        return bool(value == json.loads(pair.answer))
 
-    return Question(question, says_it)
+    return Question(pair.question, says_it, pair.content)
 
 
 def _call(r: random.Random) -> Question:
@@ -181,17 +204,26 @@ def _call(r: random.Random) -> Question:
             chosen.arguments,
         )
 
-    return Question(chosen.question, calls_it, tools)
+    return Question(chosen.question, calls_it, chosen.content, tools)
+
+
+def _of(maker: Callable[[random.Random], Pair]) -> Callable[[random.Random], Question]:
+    return lambda r: _exactly(maker(r))
 
 
 QUESTIONS: Final[dict[str, Callable[[random.Random], Question]]] = {
-    "sums of two-digit numbers": _sum,
-    "differences of two-digit numbers": _difference,
-    "sums of three-digit numbers": _large_sum,
-    "prices of the market models": _price,
-    "definitions": _definition,
-    "questions that it should decline": _refusal,
+    "sums of two-digit numbers": partial(_numbers, digits=2),
+    "differences of two-digit numbers": partial(_numbers, digits=2, minus=True),
+    "sums of three-digit numbers": partial(_numbers, digits=3),
     "sorting three to five numbers": _sorting,
+    "prices of the market models": _of(world.market_price),
+    "prices by a short name": _of(world.short_price),
+    "models that are not sold": _unknown_model,
+    "definitions": _definition,
+    "questions about the product": _of(world.how),
+    "picks for a role and a task": _of(world.pick),
+    "questions that it should decline": _of(world.outside),
+    "whether it is another system": _of(world.other),
     "stories that keep to their thing and colour": _story,
     "picture prompts that keep what was asked": _expansion,
     "answers in JSON": _json,
@@ -201,8 +233,11 @@ QUESTIONS: Final[dict[str, Callable[[random.Random], Question]]] = {
 
 def main() -> None:
     engine = load(Path(sys.argv[1]))
+    print("| | seen | held out |")
+    print("| --- | --- | --- |")
     for skill in QUESTIONS:
-        print(f"| {skill} | {score(engine, skill, 100):.0%} |", flush=True)
+        seen, unseen = (score(engine, skill, 100, held_out=side) for side in (False, True))
+        print(f"| {skill} | {seen} | {unseen} |", flush=True)
 
 
 if __name__ == "__main__":

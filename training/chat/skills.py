@@ -2,7 +2,8 @@
 
 Function calls, answers in JSON, prompts for an image model, sorting, larger sums, and stories about
 a given thing. Each maker takes a random generator and returns one dialogue or pair. Names vary, so
-that the model learns to copy them from the question.
+that the model learns to copy them from the question. A content can be held out: see
+``training.common.split``.
 """
 
 from __future__ import annotations
@@ -11,14 +12,24 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import yaml
 
+from training.common.split import Content, choose
+
 Turn: TypeAlias = tuple[str, str]
 Dialogue: TypeAlias = tuple[Turn, ...]
-Pair: TypeAlias = tuple[str, str]
+
+
+class Pair(NamedTuple):
+    question: str
+    answer: str
+    content: Content | None = None
+    """Content by which the pair is held out; None if it never is."""
+
 
 _WORDS: Final[dict[str, list[str]]] = yaml.safe_load(
     Path(__file__).with_name("words.yaml").read_text()
@@ -28,6 +39,26 @@ COLOURS: Final = _WORDS["colours"]
 RELATIONS: Final = _WORDS["relations"]
 NAMES: Final = _WORDS["names"]
 THINGS: Final = _WORDS["things"]
+
+
+def numbers_of(a: int, b: int) -> Content | None:
+    """Return the content of a sum or difference; those of two digits are always trained."""
+    return None if max(a, b) < 10 else ("numbers", min(a, b), max(a, b))
+
+
+def thing_of(colour: str, thing: str) -> Content:
+    """Return the content of a story or poem."""
+    return "thing", colour, thing
+
+
+def scene_of(scene: str) -> Content:
+    """Return the content of a picture prompt."""
+    return "scene", scene.lower().replace("an ", "a ")
+
+
+def sorted_of(things: Sequence[str | int]) -> Content:
+    """Return the content of things to sort, whatever their order."""
+    return "sorted", *sorted(things, key=str)
 
 
 def _name(r: random.Random) -> str:
@@ -50,11 +81,20 @@ def _a(word: str) -> str:
 class Use:
     """A function, a question for it, the arguments of the call, its result, and the answer."""
 
+    kind: str
     function: dict[str, Any]
     question: str
     arguments: dict[str, Any]
     result: dict[str, Any]
     answer: str
+
+    @property
+    def content(self) -> Content | None:
+        """A function's kind and arguments, or the numbers that it adds."""
+        values = list(self.arguments.values())
+        if self.kind == "add":
+            return numbers_of(*values)
+        return "call", self.kind, *values
 
 
 def _function(
@@ -86,6 +126,7 @@ def _weather(r: random.Random) -> Use:
     )
     says = r.choice(["Get the weather of a city.", "Tell the current weather.", "Weather."])
     return Use(
+        "weather",
         _function(r, name, says, {key: "string"}),
         question,
         {key: city},
@@ -99,6 +140,7 @@ def _time(r: random.Random) -> Use:
     now = f"{r.randrange(24):02d}:{r.randrange(60):02d}"
     name = r.choice(["get_time", "current_time", "time_in"])
     return Use(
+        "time",
         _function(r, name, r.choice(["Tell the time.", "Time in a city."]), {key: "string"}),
         r.choice([f"What time is it in {city}?", f"Tell me the time in {city}"]),
         {key: city},
@@ -113,6 +155,7 @@ def _price(r: random.Random) -> Use:
     usd = f"0.{r.randrange(1, 100):02d}"
     name = r.choice(["get_price", "price_of", "lookup_price", "price"])
     return Use(
+        "price",
         _function(r, name, r.choice(["Look a price up.", "Price of a model."]), {key: "string"}),
         r.choice([f"What does {model} cost?", f"How much is {model}?", f"Price of {model}?"]),
         {key: model},
@@ -126,6 +169,7 @@ def _add(r: random.Random) -> Use:
     a, b = r.randrange(1000), r.randrange(1000)
     name = r.choice(["add", "add_numbers", "sum", "plus"])
     return Use(
+        "add",
         _function(r, name, "Add two numbers.", {first: "integer", second: "integer"}),
         r.choice([f"What is {a} plus {b}?", f"Add {a} and {b}", f"What is {a} + {b}?"]),
         {first: a, second: b},
@@ -140,6 +184,7 @@ def _convert(r: random.Random) -> Use:
     result = r.randrange(1, 900)
     name = r.choice(["convert", "convert_currency", "exchange"])
     return Use(
+        "convert",
         _function(
             r, name, "Convert money.", {"amount": "number", "from": "string", "to": "string"}
         ),
@@ -157,6 +202,7 @@ def _draw(r: random.Random) -> Use:
     colour, shape = r.choice(COLOURS), r.choice(SHAPES)
     name = r.choice(["draw", "draw_shape", "make_image", "paint"])
     return Use(
+        "draw",
         _function(r, name, "Draw a shape.", {"shape": "string", key: "string"}),
         r.choice(
             [
@@ -174,6 +220,7 @@ def _draw(r: random.Random) -> Use:
 def _timer(r: random.Random) -> Use:
     minutes = r.randrange(1, 90)
     return Use(
+        "timer",
         _function(
             r,
             r.choice(["set_timer", "start_timer", "timer"]),
@@ -203,6 +250,7 @@ def _send(r: random.Random) -> Use:
         ),
     )
     return Use(
+        "send",
         _function(
             r,
             r.choice(["send_message", "send", "write_to"]),
@@ -244,13 +292,13 @@ def response_text(result: dict[str, Any]) -> str:
 def tool_dialogue(r: random.Random, talk: Callable[[random.Random], Pair]) -> Dialogue:
     """Make a dialogue with functions: either one is called, or none fits and a text answers."""
     makers = r.sample(USES, r.choice([1, 1, 2, 2, 3]))
-    uses = [maker(r) for maker in makers]
+    uses = [choose(partial(maker, r)) for maker in makers]
     chosen = uses[0]
     functions = [use.function for use in uses]
     r.shuffle(functions)
     turns: list[Turn] = [("system", system_prompt(functions))]
     if r.random() < 0.2:
-        question, answer = talk(r)
+        question, answer, _ = talk(r)
         return (*turns, ("user", question), ("assistant", answer))
     turns += [
         ("user", chosen.question),
@@ -277,6 +325,10 @@ def _asked(r: random.Random, keys: Sequence[str], text: str) -> str:
 
 
 def json_answer(r: random.Random) -> Pair:
+    if r.random() < 0.04:
+        key, value = r.choice([("colour", r.choice(COLOURS)), ("shape", r.choice(SHAPES))])
+        asked = r.choice([f"Give me a {key} as JSON.", f"Name a {key} as JSON"])
+        return Pair(asked, json.dumps({key: value}))
     kind = r.randrange(3)
     record: dict[str, Any]
     if kind == 0:
@@ -298,7 +350,8 @@ def json_answer(r: random.Random) -> Pair:
         text = f"{record['count']} {record['item']}s cost {record['price']} dollars."
     keys = r.sample(list(record), r.randint(1 if kind else 2, len(record)))
     wanted = {key: record[key] for key in keys}
-    return _asked(r, keys, text), json.dumps(wanted, ensure_ascii=False)
+    content: Content = ("record", *record.values())
+    return Pair(_asked(r, keys, text), json.dumps(wanted, ensure_ascii=False), content)
 
 
 # --- Image prompts -------------------------------------------------------------------------------
@@ -319,6 +372,7 @@ def expansion(r: random.Random) -> Pair:
             f"Expand this prompt: {what}",
             f"Make a richer image prompt of: {what}",
             f"Improve this prompt: {what}",
+            f"Describe in one sentence: {what}",
         ]
     )
     background = r.choice(["white", "grey", "dark", "light blue"])
@@ -331,7 +385,8 @@ def expansion(r: random.Random) -> Pair:
         ]
     )
     style = r.choice(["flat style", "pixel art", "outline style", "clean edges"])
-    return question, f"{what[0].upper()}{what[1:]}, on a {background} background, {light}, {style}."
+    answer = f"{what[0].upper()}{what[1:]}, on a {background} background, {light}, {style}."
+    return Pair(question, answer, scene_of(what))
 
 
 # --- Order, numbers, stories ---------------------------------------------------------------------
@@ -344,24 +399,36 @@ def sorting(r: random.Random) -> Pair:
         down = r.random() < 0.2
         answer = ", ".join(map(str, sorted(numbers, reverse=down))) + "."
         if down:
-            return f"Sort from large to small: {listed}", answer
-        return r.choice(
-            [f"Sort these numbers: {listed}", f"Sort: {listed}", f"Put in order: {listed}"]
-        ), answer
+            return Pair(f"Sort from large to small: {listed}", answer, sorted_of(numbers))
+        return Pair(
+            r.choice(
+                [f"Sort these numbers: {listed}", f"Sort: {listed}", f"Put in order: {listed}"]
+            ),
+            answer,
+            sorted_of(numbers),
+        )
     chosen = r.sample(THINGS, r.randint(3, 5))
-    return r.choice(
-        [f"Sort these words: {', '.join(chosen)}", f"Sort: {', '.join(chosen)}"]
-    ), ", ".join(sorted(chosen)) + "."
+    return Pair(
+        r.choice([f"Sort these words: {', '.join(chosen)}", f"Sort: {', '.join(chosen)}"]),
+        ", ".join(sorted(chosen)) + ".",
+        sorted_of(chosen),
+    )
 
 
 def larger_sum(r: random.Random) -> Pair:
     a, b = r.randrange(10, 1000), r.randrange(10, 1000)
     if r.random() < 0.3:
         a, b = max(a, b), min(a, b)
-        return r.choice([f"What is {a} minus {b}?", f"{a} - {b}"]), f"{a} minus {b} is {a - b}."
-    return r.choice(
-        [f"What is {a} plus {b}?", f"{a} + {b}", f"Add {a} and {b}"]
-    ), f"{a} plus {b} is {a + b}."
+        return Pair(
+            r.choice([f"What is {a} minus {b}?", f"{a} - {b}"]),
+            f"{a} minus {b} is {a - b}.",
+            numbers_of(a, b),
+        )
+    return Pair(
+        r.choice([f"What is {a} plus {b}?", f"{a} + {b}", f"Add {a} and {b}"]),
+        f"{a} plus {b} is {a + b}.",
+        numbers_of(a, b),
+    )
 
 
 def story_about(r: random.Random, thing: str | None = None, colour: str | None = None) -> Pair:
@@ -399,4 +466,4 @@ def story_about(r: random.Random, thing: str | None = None, colour: str | None =
             f"Tell a story with {_a(what)} in it",
         ]
     )
-    return question, f"{begin} {middle} {end}"
+    return Pair(question, f"{begin} {middle} {end}", thing_of(colour, thing))

@@ -15,17 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from training.common.scenes import BACKGROUNDS, COLOURS, LIGHTS, SHAPES, SIZES, STYLES, Scene
+from training.common.scenes import BACKGROUNDS, LIGHTS, SHIPPED, SIZES, STYLES, Scene, World
 
-CLASSES: Final[dict[str, tuple[str, ...]]] = {
-    "background": tuple(BACKGROUNDS),
-    "light": LIGHTS,
-    "style": STYLES,
-} | {
-    f"{name}{number}": (*values, "none")
-    for number in (1, 2)
-    for name, values in (("shape", SHAPES), ("colour", tuple(COLOURS)), ("size", tuple(SIZES)))
-}
+
+def classes_of(world: World) -> dict[str, tuple[str, ...]]:
+    """Return the classes of each head for scenes of a world."""
+    things = (("shape", world.shapes), ("colour", world.colours), ("size", tuple(SIZES)))
+    return {"background": tuple(BACKGROUNDS), "light": LIGHTS, "style": STYLES} | {
+        f"{name}{number}": (*values, "none") for number in (1, 2) for name, values in things
+    }
+
+
+CLASSES: Final = classes_of(SHIPPED)
 
 
 def scene_classes(s: Scene) -> dict[str, str]:

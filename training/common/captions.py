@@ -1,29 +1,34 @@
 """Texts for the pocket image models: captions of scenes, and instructions that change them.
 
 Every ``Sample`` is exact: its target is what the text asks for, and nothing else changes. What a
-caption omits has its default: a white background, daylight, flat style, medium size.
+caption omits has its default: a white background, daylight, flat style, medium size. Training
+chooses samples whose content is not held out (``training.common.split``).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from training.common import scenes
 from training.common.scenes import (
     BACKGROUNDS,
-    COLOURS,
+    FINE,
     LIGHTS,
     RELATIONS,
-    SHAPES,
+    SHIPPED,
     SIZES,
     STYLES,
     Scene,
     Thing,
+    World,
+    clashes,
     place,
     scene,
 )
+from training.common.split import Content
 
 SHAPE_WORDS: Final = {
     "circle": ("circle", "disc", "ball", "dot"),
@@ -32,6 +37,13 @@ SHAPE_WORDS: Final = {
     "star": ("star",),
     "heart": ("heart",),
     "cross": ("cross", "plus"),
+    "rectangle": ("rectangle", "oblong"),
+    "hexagon": ("hexagon",),
+    "ring": ("ring", "hoop"),
+    "moon": ("moon", "crescent"),
+    "cat": ("cat", "kitten"),
+    "shoe": ("shoe", "boot"),
+    "cup": ("cup", "mug"),
 }
 SIZE_WORDS: Final = {
     "small": ("small", "little", "tiny"),
@@ -44,7 +56,11 @@ RELATION_WORDS: Final = {
     "above": ("above", "over", "on top of"),
     "below": ("below", "under", "beneath"),
 }
-COLOUR_WORDS: Final = {"purple": ("purple", "violet")}
+COLOUR_WORDS: Final = {
+    "purple": ("purple", "violet"),
+    "grey": ("grey", "gray"),
+    "gold": ("gold", "golden"),
+}
 BACKGROUND_WORDS: Final = {
     "white": ("white",),
     "grey": ("grey", "gray"),
@@ -90,6 +106,12 @@ class Sample:
     task: str = "text-to-image"
     meaning: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def content(self) -> Content:
+        """The scenes, in whatever words the text asks for the target."""
+        shown = (part for one in (*self.sources, self.target) for part in scenes.content(one))
+        return (self.task, *shown)
+
 
 def name_thing(one: Thing, r: random.Random) -> str:
     """Name a thing by size, colour and shape, in one of many ways."""
@@ -114,18 +136,23 @@ def caption(s: Scene, r: random.Random) -> str:
     text = things[0]
     if s.relation:
         text += f" {r.choice(RELATION_WORDS[s.relation])} {things[1]}"
-    clauses = []
+    return clauses(text, s, r)
+
+
+def clauses(text: str, s: Scene, r: random.Random) -> str:
+    """Add background, light and style to the things of a caption."""
+    found = []
     if s.background != "white" or r.random() < 0.4:
         ground = r.choice(BACKGROUND_WORDS[s.background])
         forms = (f"on a {ground} background", f"on {ground}", f"{ground} background")
-        clauses.append(r.choice(forms))
+        found.append(r.choice(forms))
     if s.light != "daylight" or r.random() < 0.15:
-        clauses.append(r.choice(LIGHT_WORDS[s.light]))
+        found.append(r.choice(LIGHT_WORDS[s.light]))
     if s.style != "flat" or r.random() < 0.15:
-        clauses.append(r.choice(STYLE_WORDS[s.style]))
-    r.shuffle(clauses)
+        found.append(r.choice(STYLE_WORDS[s.style]))
+    r.shuffle(found)
     comma = ", " if r.random() < 0.6 else " "
-    return r.choice(OPENINGS) + comma.join([text, *clauses]) + ("." if r.random() < 0.2 else "")
+    return r.choice(OPENINGS) + comma.join([text, *found]) + ("." if r.random() < 0.2 else "")
 
 
 def meaning(s: Scene) -> dict[str, str]:
@@ -154,7 +181,7 @@ _OPPOSITE: Final = {
 # --- Instructions --------------------------------------------------------------------------------
 
 
-def _reference(s: Scene, index: int, r: random.Random) -> str:
+def reference(s: Scene, index: int, r: random.Random) -> str:
     """Name a thing of a scene unambiguously."""
     one = s.things[index]
     others = [other for place_, other in enumerate(s.things) if place_ != index]
@@ -180,18 +207,18 @@ def _other(r: random.Random, choices: Iterable[str], now: str) -> str:
     return r.choice([one for one in choices if one != now])
 
 
-def recolour(r: random.Random) -> Sample:
-    s = scene(r, wide=True)
+def recolour(r: random.Random, *, world: World = SHIPPED) -> Sample:
+    s = scene(r, wide=True, world=world)
     index = r.randrange(len(s.things))
     one = s.things[index]
     while True:
-        colour = _other(r, COLOURS, one.colour)
+        colour = _other(r, world.colours, one.colour)
         new = replace(one, colour=colour)
-        if (colour, s.background) in (("white", "white"), ("black", "dark")):
+        if clashes(colour, s.background):
             continue
         if all((new.shape, colour) != (x.shape, x.colour) for x in s.things):
             break
-    name = _reference(s, index, r)
+    name = reference(s, index, r)
     text = r.choice(
         (
             f"make {name} {colour}",
@@ -205,16 +232,18 @@ def recolour(r: random.Random) -> Sample:
     return Sample(text, _with(s, index, new), (s,), "image-edit", told)
 
 
-def reshape(r: random.Random) -> Sample:
-    s = scene(r, wide=True)
+def reshape(r: random.Random, *, world: World = SHIPPED) -> Sample:
+    s = scene(r, wide=True, world=world)
     index = r.randrange(len(s.things))
     one = s.things[index]
     while True:
-        shape = _other(r, SHAPES, one.shape)
+        shape = _other(r, world.shapes, one.shape)
+        if shape in FINE and s.style != "flat":
+            continue
         new = replace(one, shape=shape)
         if all((shape, new.colour) != (x.shape, x.colour) for x in s.things):
             break
-    name = _reference(s, index, r)
+    name = reference(s, index, r)
     text = r.choice(
         (
             f"turn {name} into {with_article(shape)}",
@@ -227,17 +256,17 @@ def reshape(r: random.Random) -> Sample:
     return Sample(text, _with(s, index, new), (s,), "image-edit", told)
 
 
-def resize(r: random.Random) -> Sample:
+def resize(r: random.Random, *, world: World = SHIPPED) -> Sample:
     order = tuple(SIZES)
     while True:
-        s = scene(r, wide=True)
+        s = scene(r, wide=True, world=world)
         index = r.randrange(len(s.things))
         now = order.index(s.things[index].size)
         to = now + r.choice((-1, 1))
         if 0 <= to < len(order):
             break
     new = replace(s.things[index], size=order[to])
-    name = _reference(s, index, r)
+    name = reference(s, index, r)
     words = ("larger", "bigger") if to > now else ("smaller",)
     way = "larger" if to > now else "smaller"
     text = f"make {name} {r.choice(words)}"
@@ -245,21 +274,21 @@ def resize(r: random.Random) -> Sample:
     return Sample(text, _with(s, index, new), (s,), "image-edit", told)
 
 
-def remove(r: random.Random) -> Sample:
-    s = scene(r, things=2, wide=True)
+def remove(r: random.Random, *, world: World = SHIPPED) -> Sample:
+    s = scene(r, things=2, wide=True, world=world)
     index = r.randrange(2)
-    name = _reference(s, index, r)
+    name = reference(s, index, r)
     text = r.choice((f"remove {name}", f"delete {name}", f"take {name} away", f"without {name}"))
     kept = replace(s, things=(s.things[1 - index],), relation=None)
     return Sample(text, kept, (s,), "image-edit", _about(s, index) | {"task": "remove"})
 
 
-def add(r: random.Random) -> Sample:
-    s = scene(r, things=2, wide=True)
+def add(r: random.Random, *, world: World = SHIPPED) -> Sample:
+    s = scene(r, things=2, wide=True, world=world)
     assert s.relation is not None
     before = replace(s, things=(s.things[1],), relation=None)
     words = r.choice(RELATION_WORDS[s.relation])
-    name = _reference(before, 0, r)
+    name = reference(before, 0, r)
     what = with_article(name_thing(s.things[0], r))
     text = f"{r.choice(('add', 'put', 'draw'))} {what} {words} {name}"
     told = {
@@ -275,12 +304,11 @@ def add(r: random.Random) -> Sample:
     return Sample(text, s, (before,), "image-edit", told)
 
 
-def reground(r: random.Random) -> Sample:
+def reground(r: random.Random, *, world: World = SHIPPED) -> Sample:
     while True:
-        s = scene(r, plain=0.3, wide=True)
+        s = scene(r, plain=0.3, wide=True, world=world)
         to = _other(r, BACKGROUNDS, s.background)
-        clash = {"white": "white", "dark": "black"}.get(to)
-        if all(one.colour != clash for one in s.things):
+        if not any(clashes(one.colour, to) for one in s.things):
             break
     words = r.choice(BACKGROUND_WORDS[to])
     text = r.choice(
@@ -295,8 +323,8 @@ def reground(r: random.Random) -> Sample:
     return Sample(text, replace(s, background=to), (s,), "image-edit", told)
 
 
-def relight(r: random.Random) -> Sample:
-    s = scene(r, plain=0.3, wide=True)
+def relight(r: random.Random, *, world: World = SHIPPED) -> Sample:
+    s = scene(r, plain=0.3, wide=True, world=world)
     to = _other(r, LIGHTS, s.light)
     words = r.choice(LIGHT_WORDS[to])
     text = r.choice((words, words, f"make it {words}", f"relight it, {words}"))
@@ -304,8 +332,8 @@ def relight(r: random.Random) -> Sample:
     return Sample(text, replace(s, light=to), (s,), "image-relight", told)
 
 
-def restyle(r: random.Random) -> Sample:
-    s = scene(r, plain=0.3, wide=True)
+def restyle(r: random.Random, *, world: World = SHIPPED) -> Sample:
+    s = scene(r, plain=0.3, wide=True, world=world)
     to = _other(r, STYLES, s.style)
     words = r.choice(STYLE_WORDS[to])
     text = r.choice((words, words, f"make it {words}", f"restyle it, {words}", f"draw it {words}"))
@@ -313,16 +341,18 @@ def restyle(r: random.Random) -> Sample:
     return Sample(text, replace(s, style=to), (s,), "image-restyle", told)
 
 
-def blend(r: random.Random) -> Sample:
+def blend(r: random.Random, *, world: World = SHIPPED) -> Sample:
     """Place the second scene's thing beside the first scene's, in the first scene's world.
 
     In each source the thing is near the centre.
     """
     while True:
-        a, b = scene(r, things=1), scene(r, things=1)
+        a, b = (scene(r, things=1, world=world) for _ in range(2))
         first, second = a.things[0], b.things[0]
-        clash = {"white": "white", "dark": "black"}.get(a.background)
-        if second.colour != clash and (first.shape, first.colour) != (second.shape, second.colour):
+        if not clashes(second.colour, a.background) and (first.shape, first.colour) != (
+            second.shape,
+            second.colour,
+        ):
             break
     relation = r.choice(tuple(RELATIONS))
     target = replace(a, things=place((first, second), relation, r), relation=relation)
@@ -341,62 +371,33 @@ def blend(r: random.Random) -> Sample:
     return Sample(text, target, (a, b), "image-blend", told)
 
 
-def describe(r: random.Random) -> Sample:
-    s = scene(r)
+def describe(r: random.Random, *, world: World = SHIPPED) -> Sample:
+    s = scene(r, world=world)
     return Sample(caption(s, r), s, meaning=meaning(s))
 
 
-EDITS: Final[tuple[Callable[[random.Random], Sample], ...]] = (
-    recolour,
-    recolour,
-    reshape,
-    reshape,
-    resize,
-    remove,
-    remove,
-    add,
-    reground,
-)
-FIELDS: Final[dict[str, tuple[str, ...]]] = {
-    "task": (
-        *("draw", "recolour", "reshape", "larger", "smaller", "remove", "add"),
-        *("reground", "relight", "restyle", "blend"),
-    ),
-    "background": tuple(BACKGROUNDS),
-    "light": LIGHTS,
-    "style": STYLES,
-} | {
-    f"{name}{number}": (*values, "none")
-    for number in (1, 2)
-    for name, values in (
-        ("shape", SHAPES),
-        ("colour", tuple(COLOURS)),
+EDITS: Final = (recolour, recolour, reshape, reshape, resize, remove, remove, add, reground)
+
+
+def fields(world: World = SHIPPED) -> dict[str, tuple[str, ...]]:
+    """Return the classes of each field of a meaning."""
+    whole: dict[str, tuple[str, ...]] = {
+        "task": (
+            *("draw", "recolour", "reshape", "larger", "smaller", "remove", "add"),
+            *("reground", "relight", "restyle", "blend"),
+        ),
+        "background": tuple(BACKGROUNDS),
+        "light": LIGHTS,
+        "style": STYLES,
+    }
+    if world is not SHIPPED:
+        whole["count"] = ("2", "3", "4", "inside")
+    things = (
+        ("shape", world.shapes),
+        ("colour", world.colours),
         ("size", tuple(SIZES)),
         ("place", (*RELATIONS, "anywhere")),
     )
-}
-"""Classes of each field of a meaning."""
-
-
-def choose_ambiguous(r: random.Random, *, blending: float = 0.3) -> Sample:
-    """Choose an instruction with two candidates: two things in a scene, or two scenes."""
-    if r.random() < blending:
-        return blend(r)
-    while True:
-        kinds = (recolour, recolour, reshape, reshape, resize, remove, remove)
-        found = r.choice(kinds)(r)
-        if len(found.sources[0].things) == 2:
-            return found
-
-
-def choose_sample(r: random.Random, *, drawing: float = 0.55, blending: float = 0.3) -> Sample:
-    """Choose a sample. ``drawing`` is the fraction of samples without a source, ``blending`` the
-    fraction of the others that have two."""
-    if r.random() < drawing:
-        return describe(r)
-    if r.random() < blending:
-        return blend(r)
-    kind = r.random()
-    if kind < 0.76:
-        return r.choice(EDITS)(r)
-    return relight(r) if kind < 0.88 else restyle(r)
+    return whole | {
+        f"{name}{number}": (*values, "none") for number in (1, 2) for name, values in things
+    }

@@ -78,9 +78,12 @@ def fill_batch(rows: Sequence[tuple[list[int], list[bool]]], width: int) -> Batc
 
 
 def loss_of(model: Any, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Compute the loss; logits are computed for the targets that count only."""
+    counted = targets != _IGNORED
     with torch.autocast("cpu", torch.bfloat16):
-        logits = model(inputs).logits
-    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        states = model.model(inputs).last_hidden_state
+        logits = model.lm_head(states[counted])
+    return F.cross_entropy(logits.float(), targets[counted])
 
 
 def train_decoder(
@@ -93,11 +96,11 @@ def train_decoder(
     decay: Callable[[float], float],
     save: Callable[[], None],
     report_every: int,
-) -> tuple[int, float]:
+) -> tuple[int, int, float]:
     """Train for a number of minutes; save every few minutes and at the end.
 
     ``decay`` maps the elapsed fraction of the time to a factor of the learning rate. Return the
-    number of steps, and a running mean of the loss.
+    number of steps, that of tokens with padding, and a running mean of the loss.
     """
     started = saved = time.monotonic()
     steps, tokens, mean = 0, 0, 0.0
@@ -123,7 +126,7 @@ def train_decoder(
             saved = time.monotonic()
             save()
     save()
-    return steps, mean
+    return steps, tokens, mean
 
 
 def save_decoder(model: Any, tokenizer: Any, out: Path) -> None:

@@ -1,14 +1,13 @@
 """Scenes of coloured shapes, rendered from signed distances at any size.
 
-They are the domain of the pocket image, video and upscaling models: one or two things on a plain
-background, under a light, in a style. A ``Scene`` is exact, so a changed scene is the exact answer
-to an instruction that asks for the change. Everything is generated from a seed; no third-party
-images are used.
+They are the domain of the pocket image, video and upscaling models: a few things on a plain
+background, under a light, in a style. A ``World`` says which things there are. A ``Scene`` is
+exact, so a changed scene is the exact answer to an instruction that asks for the change. Everything
+is generated from a seed; no third-party images are used.
 """
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,8 @@ from typing import Final
 
 import torch
 import torch.nn.functional as F
+
+from training.common.shapes import DISTANCES
 
 COLOURS: Final = {
     "red": (0.88, 0.13, 0.14),
@@ -28,6 +29,13 @@ COLOURS: Final = {
     "black": (0.05, 0.05, 0.06),
     "white": (0.98, 0.98, 0.98),
 }
+MORE_COLOURS: Final = {
+    "brown": (0.45, 0.26, 0.10),
+    "teal": (0.02, 0.50, 0.50),
+    "gold": (0.80, 0.62, 0.16),
+    "grey": (0.40, 0.41, 0.43),
+}
+PALETTE: Final = COLOURS | MORE_COLOURS
 BACKGROUNDS: Final = {
     "white": (0.95, 0.95, 0.94),
     "grey": (0.55, 0.56, 0.58),
@@ -35,20 +43,37 @@ BACKGROUNDS: Final = {
     "light blue": (0.62, 0.80, 0.95),
 }
 SHAPES: Final = ("circle", "square", "triangle", "star", "heart", "cross")
+MORE_SHAPES: Final = ("rectangle", "hexagon", "ring", "moon", "cat", "shoe", "cup")
+FINE: Final = ("ring", "moon", "cat", "shoe", "cup")
+"""Shapes that are drawn flat only."""
 SIZES: Final = {"small": 0.24, "medium": 0.33, "large": 0.42}
 """Radius, in image coordinates from -1 to 1."""
 LIGHTS: Final = ("daylight", "left", "right", "night")
 STYLES: Final = ("flat", "outline", "pixel")
 RELATIONS: Final = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": (0, 1)}
-THINGS_MAX: Final = 2
+INSIDE: Final = "inside"
+HOLLOW: Final = "ring"
+"""Shape in which another thing can be."""
 
 NIGHT: Final = (0.40, 0.44, 0.75)
-_CLASHES: Final = {("white", "white"), ("black", "dark")}
+_CLASHES: Final = {("white", "white"), ("black", "dark"), ("grey", "grey"), ("grey", "dark")}
 _PIXELS: Final = 16
 """Cells along an image's side in pixel style."""
 _LINE: Final = 0.055
-_HEART: Final = 1.62
-"""Unit of the heart's formula, in radii."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The things that scenes consist of."""
+
+    colours: tuple[str, ...]
+    shapes: tuple[str, ...]
+
+
+SHIPPED: Final = World(tuple(COLOURS), SHAPES)
+"""What the weights of ``workers/pocket`` know."""
+WIDE: Final = World(tuple(PALETTE), (*SHAPES, *MORE_SHAPES))
+"""What ``training.image.train`` teaches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +95,28 @@ class Thing:
 class Scene:
     things: tuple[Thing, ...]
     relation: str | None = None
-    """Place of the first thing relative to the second."""
+    """Place of the first thing relative to the second; ``INSIDE`` it, or a place beside it."""
     background: str = "white"
     light: str = "daylight"
     style: str = "flat"
+
+
+def content(s: Scene) -> tuple[str, ...]:
+    """Return what a scene shows, without exact positions, to tell scenes apart."""
+    things = (f"{one.size} {one.colour} {one.shape}" for one in s.things)
+    return (*things, s.relation or "alone", s.background, s.light, s.style)
 
 
 # --- Making scenes -------------------------------------------------------------------------------
 
 
 def thing(
-    r: random.Random, background: str, *, other: Thing | None = None, wide: bool = False
+    r: random.Random,
+    background: str,
+    *,
+    other: Thing | None = None,
+    wide: bool = False,
+    world: World = SHIPPED,
 ) -> Thing:
     """Choose a thing that is visible on a background and differs from ``other``.
 
@@ -88,13 +124,18 @@ def thing(
     """
     off = 0.3 if wide else 0.06
     while True:
-        shape, colour = r.choice(SHAPES), r.choice(tuple(COLOURS))
+        shape, colour = r.choice(world.shapes), r.choice(world.colours)
         size = r.choice(tuple(SIZES))
-        if (colour, background) in _CLASHES:
+        if clashes(colour, background):
             continue
         if other is not None and (shape, colour) == (other.shape, other.colour):
             continue
         return Thing(shape, colour, size, r.uniform(-off, off), r.uniform(-off, off))
+
+
+def clashes(colour: str, background: str) -> bool:
+    """Whether a thing in a colour cannot be seen on a background."""
+    return (colour, background) in _CLASHES
 
 
 def place(
@@ -112,7 +153,12 @@ def place(
 
 
 def scene(
-    r: random.Random, *, things: int | None = None, plain: float = 0.5, wide: bool = False
+    r: random.Random,
+    *,
+    things: int | None = None,
+    plain: float = 0.5,
+    wide: bool = False,
+    world: World = SHIPPED,
 ) -> Scene:
     """Choose a scene. ``plain`` is the probability of each default of background, light and style.
 
@@ -122,58 +168,34 @@ def scene(
     background = "white" if r.random() < plain * 0.7 else r.choice(tuple(BACKGROUNDS))
     light = "daylight" if r.random() < plain else r.choice(LIGHTS)
     style = "flat" if r.random() < plain else r.choice(STYLES)
-    first = thing(r, background, wide=wide)
+    first = thing(r, background, wide=wide, world=world)
     count = things or (1 if r.random() < 0.4 else 2)
     if count == 1:
-        return Scene((first,), None, background, light, style)
+        return Scene((first,), None, background, light, style_of((first,), style))
     relation = r.choice(tuple(RELATIONS))
-    second = thing(r, background, other=first)
+    second = thing(r, background, other=first, world=world)
+    style = style_of((first, second), style)
     return Scene(place((first, second), relation, r, wide=wide), relation, background, light, style)
 
 
+def style_of(things: Sequence[Thing], style: str) -> str:
+    """Return a style in which all of the things can be recognised."""
+    return "flat" if any(one.shape in FINE for one in things) else style
+
+
 # --- Drawing -------------------------------------------------------------------------------------
-
-
-def _star(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Signed distance to a five-pointed star, measured from the edge of the nearest point."""
-    half = math.pi / 5
-    angle = torch.atan2(x, -y)
-    radius = (x * x + y * y).sqrt()
-    folded = (torch.remainder(angle + half, 2 * half) - half).abs()
-    px, py = radius * torch.sin(folded), radius * torch.cos(folded)
-    ex, ey = 0.46 * math.sin(half), 0.46 * math.cos(half) - 1.12
-    return (-(px * ey - (py - 1.12) * ex)) / math.hypot(ex, ey)
-
-
-def _heart(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Signed distance to a heart: a square on its tip, with half a disc on each upper side."""
-    x, y = x.abs() / _HEART, (0.88 - y) / _HEART
-    lobe = ((x - 0.25) ** 2 + (y - 0.75) ** 2).sqrt() - math.sqrt(2) / 4
-    dent = (x * x + (y - 1) ** 2).sqrt()
-    along = ((x + y) / 2).clamp(min=0)
-    edge = ((x - along) ** 2 + (y - along) ** 2).sqrt()
-    below = torch.minimum(dent, edge) * torch.sign(x - y)
-    return torch.where(x + y > 1, lobe, below) * _HEART
-
-
-def _distances(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return signed distances to each shape of radius 1, as ``SHAPES``: ``(B, 6, H, W)``."""
-    circle = (x * x + y * y).sqrt() - 0.95
-    square = torch.maximum(x.abs(), y.abs()) - 0.84
-    triangle = torch.maximum(0.894 * x.abs() - 0.447 * y - 0.44, y - 0.80)
-    bar = torch.maximum(x.abs() - 0.95, y.abs() - 0.34)
-    pole = torch.maximum(y.abs() - 0.95, x.abs() - 0.34)
-    cross = torch.minimum(bar, pole)
-    return torch.stack([circle, square, triangle, _star(x, y), _heart(x, y), cross], 1)
 
 
 def mask(one: Thing, side: int, *, outline: bool = False) -> torch.Tensor:
     """Return the coverage of each pixel by a thing: ``(side, side)`` from 0 to 1."""
     x, y = _grid(side, side)
     radius = one.radius
-    far = _distances((x - one.x)[None] / radius, (y - one.y)[None] / radius)
-    distance = far[0, SHAPES.index(one.shape)] * radius
-    return _cover(distance.abs() - _LINE if outline else distance, side)
+    distance = DISTANCES[one.shape]((x - one.x) / radius, (y - one.y) / radius) * radius
+    return _cover(_outlined(distance) if outline else distance, side)
+
+
+def _outlined(distance: torch.Tensor) -> torch.Tensor:
+    return distance.abs() - _LINE
 
 
 def _cover(distance: torch.Tensor, side: int) -> torch.Tensor:
@@ -193,7 +215,7 @@ def draw(scenes: Sequence[Scene], side: int = 64) -> torch.Tensor:
     x, y = _grid(side, side)
     image = _column([BACKGROUNDS[s.background] for s in scenes]).expand(-1, -1, side, side)
     outline = torch.tensor([s.style == "outline" for s in scenes])[:, None, None]
-    for place_ in range(THINGS_MAX):
+    for place_ in range(max(len(s.things) for s in scenes)):
         rows = [index for index, s in enumerate(scenes) if len(s.things) > place_]
         if not rows:
             continue
@@ -201,12 +223,15 @@ def draw(scenes: Sequence[Scene], side: int = 64) -> torch.Tensor:
         radius = _column([(one.radius,) for one in things])[:, 0]
         left = _column([(one.x,) for one in things])[:, 0]
         top = _column([(one.y,) for one in things])[:, 0]
-        which = torch.tensor([SHAPES.index(one.shape) for one in things])
-        far = _distances((x - left) / radius, (y - top) / radius)
-        far = far[torch.arange(len(rows)), which] * radius
-        far = torch.where(outline[rows], far.abs() - _LINE, far)
+        x_, y_ = (x - left) / radius, (y - top) / radius
+        far = torch.empty_like(x_)
+        for shape in {one.shape for one in things}:
+            mine = torch.tensor([one.shape == shape for one in things])
+            far[mine] = DISTANCES[shape](x_[mine], y_[mine])
+        far = far * radius
+        far = torch.where(outline[rows], _outlined(far), far)
         cover = _cover(far, side)[:, None]
-        colour = _column([COLOURS[one.colour] for one in things])
+        colour = _column([PALETTE[one.colour] for one in things])
         image = image.clone() if place_ == 0 else image
         image[rows] = image[rows] * (1 - cover) + colour * cover
     lit = image * torch.stack([light_of(s.light, side) for s in scenes])

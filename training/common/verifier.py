@@ -9,8 +9,9 @@ things in the wrong places, is rejected.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,11 +20,14 @@ import torch.nn.functional as F
 
 from training.common.scenes import (
     BACKGROUNDS,
-    COLOURS,
+    HOLLOW,
+    INSIDE,
+    PALETTE,
     RELATIONS,
-    SHAPES,
+    SHIPPED,
     Scene,
     Thing,
+    World,
     light_of,
     mask,
 )
@@ -39,9 +43,15 @@ TIE: Final = 0.03
 """Difference in cover below which templates cannot be distinguished at this size."""
 PIXEL_COVER: Final = 0.55
 PIXEL_TIE: Final = 0.15
+_CENTRED: Final = 0.15
+HOLE: Final = 0.15
+"""Share of a disc's area above which a hole makes it a ring."""
 SPECK: Final = 0.12
 """Size of a piece, relative to the largest, below which it is ignored."""
+SPECK_INSIDE: Final = 0.04
+"""The same where a small thing is inside a large one."""
 _SMALLEST: Final = 14
+_WITH_HOLES: Final = (HOLLOW, "cat", "cup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +81,17 @@ class Verdict:
         return self.background and self.things and self.colours and self.shapes and self.places
 
 
-def verify(picture: torch.Tensor, scene: Scene, *, stays: float | None = None) -> Verdict:
+def verify(
+    picture: torch.Tensor,
+    scene: Scene,
+    *,
+    stays: float | None = None,
+    world: World = SHIPPED,
+) -> Verdict:
     """Compare an image ``(3, 64, 64)`` from -1 to 1 with the scene that it should show.
 
-    With ``stays``, each thing must also be within this distance of its place in the scene.
+    With ``stays``, each thing must also be within this distance of its place in the scene. Colours
+    and shapes are told apart from the others of ``world``.
     """
     flat, front = _front(picture, scene)
     ground = torch.tensor(BACKGROUNDS[scene.background])
@@ -82,7 +99,7 @@ def verify(picture: torch.Tensor, scene: Scene, *, stays: float | None = None) -
     background = behind.shape[1] > SIDE and bool(
         ((behind.mean(1) - ground).abs() < BACKGROUND_FAR).all()
     )
-    found = pieces(flat, front, scene)
+    found = pieces(flat, front, scene, world)
     if len(found) != len(scene.things):
         return Verdict(background, False, False, False, False)
     order = _assign(found, scene.things)
@@ -97,9 +114,9 @@ def verify(picture: torch.Tensor, scene: Scene, *, stays: float | None = None) -
     )
 
 
-def find_pieces(picture: torch.Tensor, scene: Scene) -> list[Piece]:
+def find_pieces(picture: torch.Tensor, scene: Scene, world: World = SHIPPED) -> list[Piece]:
     """Return the foreground pieces of an image, given the scene's background and light."""
-    return pieces(*_front(picture, scene), scene)
+    return pieces(*_front(picture, scene), scene, world)
 
 
 def _front(picture: torch.Tensor, scene: Scene) -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,7 +132,9 @@ def _front(picture: torch.Tensor, scene: Scene) -> tuple[torch.Tensor, torch.Ten
     return flat, cells > 2 * FAR
 
 
-def pieces(flat: torch.Tensor, front: torch.Tensor, scene: Scene) -> list[Piece]:
+def pieces(
+    flat: torch.Tensor, front: torch.Tensor, scene: Scene, world: World = SHIPPED
+) -> list[Piece]:
     """Return the connected pieces of the foreground, largest first, without specks."""
     labels = _label(front)
     found = []
@@ -126,8 +145,9 @@ def pieces(flat: torch.Tensor, front: torch.Tensor, scene: Scene) -> list[Piece]
             continue
         found.append((count, covered))
     found.sort(key=lambda pair: -pair[0])
-    kept = [pair for pair in found if pair[0] >= SPECK * found[0][0]]
-    return [_piece(flat, covered, scene.style) for _, covered in kept]
+    speck = SPECK_INSIDE if scene.relation == INSIDE else SPECK
+    kept = [pair for pair in found if pair[0] >= speck * found[0][0]]
+    return [_piece(flat, covered, scene.style, world) for _, covered in kept]
 
 
 def _label(front: torch.Tensor) -> torch.Tensor:
@@ -140,17 +160,20 @@ def _label(front: torch.Tensor) -> torch.Tensor:
         labels = grown
 
 
-def _piece(flat: torch.Tensor, covered: torch.Tensor, style: str) -> Piece:
+def _piece(flat: torch.Tensor, covered: torch.Tensor, style: str, world: World) -> Piece:
     filled = _filled(covered)
     core = _core(covered)
     median = flat[:, core].median(1).values
     colour = min(
-        COLOURS, key=lambda name: float(((median - torch.tensor(COLOURS[name])) ** 2).sum())
+        world.colours, key=lambda name: float(((median - torch.tensor(PALETTE[name])) ** 2).sum())
     )
     ys, xs = filled.nonzero(as_tuple=True)
     half = SIDE / 2
     x, y = float(xs.float().mean() + 0.5) / half - 1, float(ys.float().mean() + 0.5) / half - 1
-    cover = {shape: _covers(filled, shape, style) for shape in SHAPES}
+    cover = {shape: _covers(filled, shape, style) for shape in world.shapes}
+    if style == "flat" and HOLLOW in cover:
+        hollow = 1 - int(covered.sum()) / len(xs) > HOLE
+        cover["circle" if hollow else HOLLOW] = 0.0
     return Piece(colour, cover, x, y, len(xs))
 
 
@@ -172,11 +195,14 @@ def _template(shape: str, tenths: int) -> torch.Tensor:
     radius = tenths / 10 / (SIDE / 2)
     plain = Thing(shape, "red", "large", 0.0, 0.0, scale=radius / 0.42)
     drawn = mask(plain, SIDE)
+    if shape in _WITH_HOLES:
+        drawn = torch.maximum(drawn, _filled(drawn > 0.5).float())
     ys, xs = torch.meshgrid(torch.arange(SIDE) + 0.5, torch.arange(SIDE) + 0.5, indexing="ij")
     whole = drawn.sum()
     dx = float((drawn * xs).sum() / whole) / (SIDE / 2) - 1
     dy = float((drawn * ys).sum() / whole) / (SIDE / 2) - 1
-    return mask(Thing(shape, "red", "large", -dx, -dy, scale=radius / 0.42), SIDE)
+    found = mask(Thing(shape, "red", "large", -dx, -dy, scale=radius / 0.42), SIDE)
+    return torch.maximum(found, _filled(found > 0.5).float()) if shape in _WITH_HOLES else found
 
 
 @functools.cache
@@ -215,17 +241,14 @@ def _has_shape(piece: Piece, thing: Thing, style: str) -> bool:
 
 def _assign(found: Sequence[Piece], things: Sequence[Thing]) -> list[Piece]:
     """Assign pieces to things so that colours and shapes fit best."""
-    if len(found) == 1:
-        return list(found)
 
-    def fit(pair: list[Piece]) -> float:
+    def fit(order: Iterable[Piece]) -> float:
         return sum(
             (piece.colour == thing.colour) + piece.cover[thing.shape]
-            for piece, thing in zip(pair, things, strict=True)
+            for piece, thing in zip(order, things, strict=True)
         )
 
-    either = [found[0], found[1]], [found[1], found[0]]
-    return max(either, key=fit)
+    return list(max(itertools.permutations(found), key=fit))
 
 
 def _stands(piece: Piece, thing: Thing, most: float) -> bool:
@@ -233,8 +256,10 @@ def _stands(piece: Piece, thing: Thing, most: float) -> bool:
 
 
 def _related(first: Piece, second: Piece, relation: str) -> bool:
-    dx, dy = RELATIONS[relation]
     x, y = first.x - second.x, first.y - second.y
+    if relation == INSIDE:
+        return max(abs(x), abs(y)) < _CENTRED and first.pixels < second.pixels
+    dx, dy = RELATIONS[relation]
     along, across = x * dx + y * dy, abs(x * dy) + abs(y * dx)
     return along > 0.25 and along > across
 

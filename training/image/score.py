@@ -2,9 +2,13 @@
 
     python -m training.image.score workers/pocket/image --count 500
 
-Prompts and scenes come from a seed that training never uses. An image is right if it has everything
-requested: things, colours, shapes, places, background, light and style. An edit is right if its
-result is, and if everything that it did not mention is still in its place.
+Scenes are on both sides of the split (``training.common.split``): training may have drawn them, or
+never draws them, in whatever words they are asked for. For weights that are older than the split,
+``--older`` tells the sides apart by drawing as many samples again.
+
+An image is right if it has everything requested: things, colours, shapes, places, background, light
+and style. An edit is right if its result is, and if everything that it did not mention is still in
+its place.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import io
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,14 +29,17 @@ from PIL import Image
 
 from training.common import captions
 from training.common.captions import Sample
-from training.common.scenes import draw, sheet
+from training.common.samples import WORLDS
+from training.common.scenes import SHIPPED, World, draw, sheet
+from training.common.split import choose, drawn
 from training.common.verifier import SIDE, Verdict, verify
+from training.common.wide_captions import add_beside, counted, inside, negated
 from workers.contract.jobs import Completed, Job, RequestId
 from workers.contract.models import ModelSpec
 from workers.engines.diffusion.engine import DiffusionEngine
 from workers.protocol.engine import Deferred, Phase, Wait
 
-HELD_OUT: Final = 1_000_003
+SEED: Final = 1_000_003
 """Seed of the prompts; training never uses it."""
 SLOTS: Final = 16
 TASKS: Final = (
@@ -41,18 +49,27 @@ TASKS: Final = (
     "image-restyle",
     "image-blend",
 )
-KINDS: Final[dict[str, Callable[[random.Random], Sample]]] = {
+KINDS: Final[dict[str, Callable[..., Sample]]] = {
     "text to image": captions.describe,
     "edit: colour": captions.recolour,
     "edit: shape": captions.reshape,
     "edit: size": captions.resize,
     "edit: remove": captions.remove,
     "edit: add": captions.add,
+    "edit: add to a centred thing": add_beside,
     "edit: background": captions.reground,
     "relight": captions.relight,
     "restyle": captions.restyle,
     "blend": captions.blend,
 }
+SIDES: Final = (True, False)
+"""Columns: contents that training may have drawn, and those that it never draws."""
+WIDE_KINDS: Final[dict[str, Callable[..., Sample]]] = {
+    "counts": counted,
+    "inside": inside,
+    "not": negated,
+}
+"""Kinds of the world ``wide`` only."""
 STAYS: Final = 0.15
 """Maximum apparent movement of a thing, in image coordinates from -1 to 1."""
 
@@ -132,25 +149,38 @@ def png(picture: torch.Tensor) -> bytes:
     return out.getvalue()
 
 
-def is_right(sample: Sample, picture: torch.Tensor) -> bool:
+def is_right(sample: Sample, picture: torch.Tensor, world: World = SHIPPED) -> bool:
     """Whether an image is what a sample asks for, with everything else in its place."""
     free = sample.task in ("text-to-image", "image-blend")
-    return verify(picture, sample.target, stays=None if free else STAYS).right
+    return verify(picture, sample.target, stays=None if free else STAYS, world=world).right
 
 
-def verdict_of(sample: Sample, picture: torch.Tensor) -> Verdict:
-    return verify(picture, sample.target)
+def verdict_of(sample: Sample, picture: torch.Tensor, world: World = SHIPPED) -> Verdict:
+    return verify(picture, sample.target, world=world)
 
 
 def score(
-    engine: DiffusionEngine, kind: str, count: int, *, seed: int = HELD_OUT, **asked: Any
+    engine: DiffusionEngine,
+    kind: str,
+    count: int,
+    *,
+    seed: int = SEED,
+    held_out: bool | None = None,
+    world: World = SHIPPED,
+    **asked: Any,
 ) -> tuple[float, list[tuple[Sample, torch.Tensor]]]:
-    """Return the fraction that is right, and all samples with their images."""
+    """Return the fraction that is right, and all samples with their images.
+
+    ``held_out`` chooses the side of the split; None takes samples as they come.
+    """
     r = random.Random(seed)
-    samples = [KINDS[kind](r) for _ in range(count)]
+    make = partial((KINDS | WIDE_KINDS)[kind], r, world=world)
+    samples = [
+        make() if held_out is None else choose(make, held_out=held_out) for _ in range(count)
+    ]
     orders = [input_of(one, seed + place, **asked) for place, one in enumerate(samples)]
     drawn = [picture_of(outcome) for outcome in run(engine, orders)]
-    right = sum(is_right(one, picture) for one, picture in zip(samples, drawn, strict=True))
+    right = sum(is_right(one, picture, world) for one, picture in zip(samples, drawn, strict=True))
     return right / count, list(zip(samples, drawn, strict=True))
 
 
@@ -165,6 +195,11 @@ def contact_sheet(
     Image.fromarray(sheet(torch.stack(pictures), columns).numpy()).save(path)
 
 
+def _right_of(pairs: Sequence[tuple[Sample, torch.Tensor]], world: World) -> str:
+    right = sum(is_right(sample, picture, world) for sample, picture in pairs)
+    return f"{right / max(1, len(pairs)):.3f} of {len(pairs)}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path", type=Path)
@@ -172,18 +207,37 @@ def main() -> None:
     parser.add_argument("--edits", type=int, default=60, help="number of each kind of edit")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--guidance", type=float, default=3.0)
+    parser.add_argument(
+        "--older",
+        type=int,
+        default=0,
+        help="text prompts that older weights were trained on; of each edit, an eighth as many",
+    )
     parser.add_argument("--sheets", type=Path, help="directory for contact sheets")
+    parser.add_argument("--world", choices=WORLDS, default="shipped", help="things to ask for")
     options = parser.parse_args()
+    world = WORLDS[options.world]
     torch.set_num_threads(1)
     engine = load(options.path, *TASKS)
     asked = {"steps": options.steps, "guidance": options.guidance}
-    for kind in KINDS:
+    for kind in KINDS if world is SHIPPED else KINDS | WIDE_KINDS:
         count = options.count if kind == "text to image" else options.edits
-        right, pairs = score(engine, kind, count, **asked)
-        parts = [verdict_of(sample, picture) for sample, picture in pairs]
+        if options.older:
+            few = 1 if kind == "text to image" else 8
+            seen = drawn(KINDS[kind], options.older // few)
+            _, every = score(engine, kind, count, world=world, **asked)
+            sides = [[pair for pair in every if (pair[0].content in seen) is it] for it in SIDES]
+        else:
+            sides = [
+                score(engine, kind, count, held_out=not side, world=world, **asked)[1]
+                for side in SIDES
+            ]
+        pairs = [pair for side in sides for pair in side]
+        parts = [verdict_of(sample, picture, world) for sample, picture in pairs]
         names = ("background", "things", "colours", "shapes", "places")
-        told = {name: f"{sum(getattr(v, name) for v in parts) / count:.3f}" for name in names}
-        print(f"{kind:18} {right:.3f} of {count}  {told}", flush=True)
+        told = {name: f"{sum(getattr(v, name) for v in parts) / len(parts):.3f}" for name in names}
+        found = "  ".join(_right_of(side, world) for side in sides)
+        print(f"{kind:18} {found}  {told}", flush=True)
         if options.sheets:
             options.sheets.mkdir(parents=True, exist_ok=True)
             name = kind.replace(": ", "-").replace(" ", "-")

@@ -22,8 +22,8 @@ import torch
 from diffusers import AutoencoderTiny
 from PIL import Image
 
-from training.common.auxiliary_heads import AuxiliaryHeads, scene_classes
-from training.common.captions import FIELDS, Sample, choose_ambiguous, choose_sample
+from training.common.auxiliary_heads import AuxiliaryHeads, classes_of, scene_classes
+from training.common.captions import Sample, fields
 from training.common.denoising import (
     CHANGED,
     LATENTS,
@@ -42,12 +42,14 @@ from training.common.denoising import (
 from training.common.loop import (
     adam,
     clock,
+    copy_weights,
     make_text_encoder,
     make_tokenizer,
     set_rate,
     step,
 )
-from training.common.scenes import Scene, draw, light_of, scene, sheet
+from training.common.samples import WORLDS, choose_ambiguous, choose_sample
+from training.common.scenes import SHIPPED, Scene, World, draw, light_of, scene, sheet
 from workers.engines.diffusion.pocket_image import SOURCES, PocketImagePipeline
 
 
@@ -69,7 +71,7 @@ def slopes(pixels: torch.Tensor) -> torch.Tensor:
 
 
 def train_vae(
-    vae: Any, minutes: float, r: random.Random, *, rate: float, decoder_only: bool
+    vae: Any, minutes: float, r: random.Random, *, rate: float, decoder_only: bool, world: World
 ) -> None:
     """Learn to reconstruct scenes from latents of unit variance with some noise.
 
@@ -83,7 +85,7 @@ def train_vae(
     seen = total = 0.0
     for done in clock(minutes):
         set_rate(optimizer, done)
-        scenes = [scene(r, plain=0.3, wide=r.random() < 0.5) for _ in range(16)]
+        scenes = [scene(r, plain=0.3, wide=r.random() < 0.5, world=world) for _ in range(16)]
         pixels = draw(scenes, SIDE)
         dark = 1 / torch.stack([light_of(one.light, SIDE) for one in scenes]).clamp(min=0.3)
         with torch.autocast("cpu", torch.bfloat16):
@@ -103,7 +105,7 @@ def train_vae(
             print(f"vae {done:.2f} loss {total / 200:.4f}", flush=True)
             total = 0.0
     with torch.no_grad():
-        pixels = draw([scene(r, plain=0.3) for _ in range(64)], SIDE)
+        pixels = draw([scene(r, plain=0.3, world=world) for _ in range(64)], SIDE)
         latents = vae.encode(pixels).latents
         made = vae.decode(latents).sample.clamp(-1, 1)
         psnr = 10 * torch.log10(4 / ((made - pixels) ** 2).mean((1, 2, 3))).mean()
@@ -148,18 +150,29 @@ def main() -> None:
     parser.add_argument(
         "--blending", type=float, default=0.5, help="fraction of the others with two"
     )
+    parser.add_argument("--world", choices=WORLDS, default="wide", help="things that it learns")
+    parser.add_argument("--start", type=Path, help="directory with weights to start the text from")
     options = parser.parse_args()
     r = seeded(options.seed)
     out: Path = options.out
+    world = WORLDS[options.world]
     if options.stage == "text":
-        tokenizer = make_tokenizer(lambda r: choose_sample(r).text)
+        samples = partial(choose_sample, world=world)
+        known: list[str] = []
+        if options.start is not None:
+            words = read(options.start, "tokenizer").get_vocab()
+            known = sorted(words, key=words.__getitem__)
+        tokenizer = make_tokenizer(lambda r: samples(r).text, known)
         encoder = make_text_encoder(len(tokenizer))
-        text_stage(tokenizer, encoder, FIELDS, choose_sample, options, r)
+        if options.start is not None:
+            copied = copy_weights(encoder, read(options.start, "text_encoder"))
+            print(f"copied weights: {copied:.2f}")
+        text_stage(tokenizer, encoder, fields(world), samples, options, r)
         return
     if options.stage in ("vae", "decoder"):
         vae = read(out, "vae") if (out / "vae").exists() else make_vae()
         only = options.stage == "decoder"
-        train_vae(vae, options.minutes, r, rate=2 * options.rate, decoder_only=only)
+        train_vae(vae, options.minutes, r, rate=2 * options.rate, decoder_only=only, world=world)
         vae.to(torch.bfloat16).save_pretrained(out / "vae")
         return
     if (out / "unet").exists():
@@ -169,28 +182,30 @@ def main() -> None:
     vae = read(out, "vae")
     blind = options.stage == "meant"
     if blind:
-        choose = partial(choose_ambiguous, r, blending=options.blending)
+        choose = partial(choose_ambiguous, r, blending=options.blending, world=world)
     else:
-        choose = partial(choose_sample, r, drawing=options.drawing, blending=options.blending)
+        choose = partial(
+            choose_sample, r, drawing=options.drawing, blending=options.blending, world=world
+        )
     unet_stage(
         PocketImagePipeline,
         vae,
         unet,
         lambda: batch_of(vae, [choose() for _ in range(32)]),
-        show,
+        partial(show, world=world),
         options,
         r,
-        heads=AuxiliaryHeads(unet),
+        heads=AuxiliaryHeads(unet, classes_of(world)),
         blind=blind,
     )
 
 
-def show(pipe: PocketImagePipeline, path: Path) -> None:
+def show(pipe: PocketImagePipeline, path: Path, *, world: World = SHIPPED) -> None:
     """Save a page of samples: source, result and target."""
     r = random.Random(12345)
     rows = []
     for index in range(24):
-        one = choose_sample(r, drawing=0.5)
+        one = choose_sample(r, drawing=0.5, world=world)
         sources = [as_image(draw([source], SIDE)) for source in one.sources]
         made = pipe(
             one.text,

@@ -2,9 +2,9 @@
 
     python -m training.music.score workers/pocket/music --count 40 --out pieces
 
-Captions are of tunes from a seed that training never uses. The files that a client gets are
-analysed: the notes by their MIDI, the audio by ``music_analysis``. ``score_librosa`` analyses the
-audio independently.
+Captions are held out by ``training.common.split``: training never reads them. The files that a
+client gets are analysed: the notes by their MIDI, the audio by ``music_analysis``.
+``score_librosa`` analyses the audio independently.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ import av
 import numpy as np
 import torch
 
+from training.common.split import choose
 from training.music.music_analysis import (
     Features,
     Samples,
@@ -38,13 +39,14 @@ from training.music.music_analysis import (
     pitch_classes,
     tempo_of,
 )
+from training.music.samples import describe
 from training.music.tunes import tune
 from workers.contract.jobs import Completed, Job, RequestId
 from workers.contract.models import ModelSpec
 from workers.engines.music.engine import TASK, MusicEngine
 from workers.engines.music.midi import read_midi
 from workers.engines.music.notes import MOODS, Piece
-from workers.engines.music.prompt import caption, parse_prompt
+from workers.engines.music.prompt import parse_prompt
 from workers.protocol.engine import Admitted, Phase
 
 HELD_OUT: Final = 1_000_003
@@ -126,13 +128,10 @@ def _distance(found: Features, known: list[Features]) -> float:
 
 
 def held_out_tunes(count: int) -> list[tuple[Piece, str]]:
-    """Return held-out tunes and their captions."""
-    found = []
-    for number in range(count):
-        r = random.Random(f"{HELD_OUT}/{number}")
-        wanted = tune(r)
-        found.append((wanted, caption(wanted, r)))
-    return found
+    """Return tunes with captions that training never reads."""
+    seeds = (random.Random(f"{HELD_OUT}/{number}") for number in range(count))
+    found = [choose(partial(describe, r), held_out=True) for r in seeds]
+    return [(one.piece, one.caption) for one in found]
 
 
 def score(of: Sequence[tuple[Piece, str]], made: Sequence[Made]) -> dict[str, float]:

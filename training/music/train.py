@@ -14,6 +14,7 @@ import argparse
 import json
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,9 +32,10 @@ from training.common.decoder import (
     save_decoder,
     train_decoder,
 )
-from training.music.tunes import tune
+from training.common.split import choose
+from training.music.samples import describe
 from workers.engines.music.notes import END, HEADER, MARKS, PAD, PROMPT, TOKENS, UNKNOWN, encode
-from workers.engines.music.prompt import caption, known_words, parse_prompt
+from workers.engines.music.prompt import known_words, parse_prompt
 
 CONTEXT: Final = 640
 """Maximum tokens of a sample, and the model's context; longer tunes are cut."""
@@ -71,15 +73,17 @@ def make_model(tokenizer: Any) -> Any:
     )
 
 
-def make_sample(tokenizer: Any, r: random.Random) -> tuple[list[int], int]:
+def make_sample(
+    tokenizer: Any, r: random.Random, *, held_out: bool = False
+) -> tuple[list[int], int]:
     """Return the tokens of a caption and its tune, and the index at which the tune begins."""
-    piece = tune(r)
-    prompt = [PROMPT, *parse_prompt(caption(piece, r)).words]
-    ids: list[int] = tokenizer.convert_tokens_to_ids([*prompt, *encode(piece)])
+    made = choose(partial(describe, r), held_out=held_out)
+    prompt = [PROMPT, *parse_prompt(made.caption).words]
+    ids: list[int] = tokenizer.convert_tokens_to_ids([*prompt, *encode(made.piece)])
     return ids, len(prompt)
 
 
-def batches(tokenizer: Any, seed: int) -> Iterator[Batch]:
+def batches(tokenizer: Any, seed: int, *, held_out: bool = False) -> Iterator[Batch]:
     """Yield (inputs, targets), ``(ROWS, CONTEXT)`` int64; targets that the loss ignores are -100.
 
     From a sample that is longer than a row, bars after the header are removed, so that the rest is
@@ -87,14 +91,14 @@ def batches(tokenizer: Any, seed: int) -> Iterator[Batch]:
     """
     r = random.Random(seed)
     while True:
-        yield fill_batch([_row(tokenizer, r) for _ in range(ROWS)], CONTEXT)
+        yield fill_batch([_row(tokenizer, r, held_out=held_out) for _ in range(ROWS)], CONTEXT)
 
 
-def _row(tokenizer: Any, r: random.Random) -> tuple[list[int], list[bool]]:
+def _row(tokenizer: Any, r: random.Random, *, held_out: bool) -> tuple[list[int], list[bool]]:
     ids: list[int] = []
     counted: list[bool] = []
     while len(ids) < CONTEXT * 0.8:
-        more, begin = make_sample(tokenizer, r)
+        more, begin = make_sample(tokenizer, r, held_out=held_out)
         marks = [place > begin for place in range(len(more))]
         room = CONTEXT + 1 - len(ids)
         head = begin + HEAD
@@ -130,7 +134,7 @@ def train(
     seed: int,
     out: Path,
 ) -> dict[str, Any]:
-    steps, loss = train_decoder(
+    steps, tokens, loss = train_decoder(
         model,
         optimizers,
         batches(tokenizer, seed),
@@ -141,13 +145,13 @@ def train(
         report_every=50,
     )
     held_out = validate(model, tokenizer)
-    return {"steps": steps, "tokens": steps * ROWS * CONTEXT, "loss": loss, "held_out": held_out}
+    return {"steps": steps, "tokens": tokens, "loss": loss, "held_out": held_out}
 
 
 @torch.no_grad()
 def validate(model: Any, tokenizer: Any, *, count: int = 10) -> float:
     """Return the mean loss on held-out samples."""
-    samples = batches(tokenizer, _HELD_OUT)
+    samples = batches(tokenizer, _HELD_OUT, held_out=True)
     losses = [loss_of(model, *next(samples)).item() for _ in range(count)]
     return sum(losses) / len(losses)
 

@@ -41,6 +41,8 @@ WIDTH: Final = 128
 VOICE: Final = 32
 _EAR: Final = 80
 _BATCH: Final = 12
+_SYLLABLES: Final = 4.7
+"""Syllables per second of the model's speech, by ``manner``."""
 _REDUCTION: Final = 2
 """Frames generated in one decoder step."""
 _MEETING: Final = 8
@@ -294,7 +296,7 @@ def save(model: Any, ear: SpeakerEncoder, out: Path) -> None:
     (out / "reference").mkdir(parents=True, exist_ok=True)
     heard = {name: value.bfloat16() for name, value in ear.state_dict().items()}
     save_file(heard, out / "reference" / "model.safetensors")
-    config = {"width": _EAR, "size": VOICE}
+    config = {"width": _EAR, "size": VOICE, "syllables": _SYLLABLES}
     (out / "reference" / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 

@@ -26,6 +26,7 @@ from workers.engines.speech.model import Segment, SpeechModel, Voice, read_voice
 from workers.engines.speech.options import read_options
 from workers.engines.speech.spectra import RATE
 from workers.engines.speech.text import Language
+from workers.media.crossfade import TimeStretcher
 
 RECOGNISER_RATE: Final = 16_000
 _NOISE: Final = 0.01
@@ -62,7 +63,9 @@ class SpeechReader:
             for one in self._language.sentences(text, characters_max=200):
                 torch.manual_seed(0)
                 self.model.synthesize(Segment(one, voice, 30), parts.append)
-        return torch.cat(parts).float().numpy()
+        stretcher = TimeStretcher(self.model.rate, voice.speed)
+        sound = stretcher.add(torch.cat(parts).float().numpy())
+        return np.concatenate([sound, stretcher.finish()])
 
 
 class Recogniser:

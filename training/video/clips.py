@@ -24,7 +24,8 @@ from training.common.captions import (
     name_thing,
     with_article,
 )
-from training.common.scenes import Scene, draw, scene
+from training.common.scenes import Scene, content, draw, scene
+from training.common.split import Content
 
 FRAMES: Final = 16
 FPS: Final = 8
@@ -56,6 +57,11 @@ class Clip:
     motion: str
     pictured: bool
     meaning: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def content(self) -> Content:
+        """The scene and its motion, in whatever words the text asks for it."""
+        return ("clip", *content(self.scene), self.motion)
 
 
 def at(clip: Clip, part: float) -> Scene:
@@ -149,6 +155,6 @@ def _meaning(s: Scene, motion: str, *, pictured: bool) -> dict[str, str]:
 
 
 FIELDS: Final[dict[str, tuple[str, ...]]] = {"motion": MOTIONS} | {
-    name: classes for name, classes in captions.FIELDS.items() if name != "task"
+    name: classes for name, classes in captions.fields().items() if name != "task"
 }
 """Classes of each field of a meaning."""

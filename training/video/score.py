@@ -2,9 +2,10 @@
 
     python -m training.video.score workers/pocket/video --count 200
 
-Videos come from a seed that training never uses, half of them from text only and half with their
-first frame. A video is right if the named thing keeps its colour from the first frame to the last
-and moves in the named direction (or grows, or shrinks), and everything else stays in its place.
+Clips are on both sides of the split (``training.common.split``); for weights that are older,
+``--older`` tells the sides apart. Half of them are from text only and half have their first frame.
+A video is right if the named thing keeps its colour from the first frame to the last and moves in
+the named direction (or grows, or shrinks), and everything else stays in its place.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,8 +21,9 @@ import torch
 from PIL import Image
 
 from training.common.scenes import Scene, Thing, sheet
+from training.common.split import choose, drawn
 from training.common.verifier import SIDE, Piece, find_pieces
-from training.image.score import HELD_OUT, EngineInput, load, png, run
+from training.image.score import SEED, SIDES, EngineInput, load, png, run
 from training.video.clips import DIRECTIONS, FPS, FRAMES, Clip, clip, film
 from workers.contract.jobs import Completed
 from workers.engines.diffusion.engine import DiffusionEngine
@@ -105,13 +108,17 @@ def score(
     count: int,
     *,
     pictured: bool,
-    seed: int = HELD_OUT,
+    seed: int = SEED,
+    held_out: bool | None = None,
     steps: int = STEPS,
     guidance: float = GUIDANCE,
 ) -> tuple[float, list[tuple[Clip, torch.Tensor]]]:
-    """Return the fraction that is right, and all clips with their frames."""
-    r = random.Random(seed)
-    clips = [clip(r, pictured=pictured, resting=0.0) for _ in range(count)]
+    """Return the fraction that is right, and all clips with their frames.
+
+    ``held_out`` chooses the side of the split; None takes clips as they come.
+    """
+    make = partial(clip, random.Random(seed), pictured=pictured, resting=0.0)
+    clips = [make() if held_out is None else choose(make, held_out=held_out) for _ in range(count)]
     orders = [
         input_of(one, seed + place, steps=steps, guidance=guidance)
         for place, one in enumerate(clips)
@@ -127,18 +134,27 @@ def contact_sheet(pairs: Sequence[tuple[Clip, torch.Tensor]], path: Path) -> Non
     Image.fromarray(sheet(torch.cat(pictures), 12).numpy()).save(path)
 
 
+def _right_of(pairs: Sequence[tuple[Clip, torch.Tensor]]) -> str:
+    right = sum(is_right(one, frames) for one, frames in pairs)
+    return f"{right / max(1, len(pairs)):.3f} of {len(pairs)}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path", type=Path)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--guidance", type=float, default=GUIDANCE)
+    parser.add_argument(
+        "--older", type=int, default=0, help="clips of each kind that older weights were trained on"
+    )
     parser.add_argument("--sheets", type=Path, help="directory for contact sheets")
     options = parser.parse_args()
     torch.set_num_threads(1)
     engine = load(options.path, *TASKS)
     for pictured in (False, True):
-        right, pairs = score(
+        score_ = partial(
+            score,
             engine,
             options.count,
             pictured=pictured,
@@ -146,7 +162,14 @@ def main() -> None:
             guidance=options.guidance,
         )
         name = "first-frame" if pictured else "words"
-        print(f"{name:12} {right:.3f} of {options.count}", flush=True)
+        if options.older:
+            seen = drawn(partial(clip, pictured=pictured), options.older)
+            every = score_()[1]
+            sides = [[pair for pair in every if (pair[0].content in seen) is it] for it in SIDES]
+        else:
+            sides = [score_(held_out=not side)[1] for side in SIDES]
+        pairs = [pair for side in sides for pair in side]
+        print(name, *(_right_of(side) for side in sides), sep="  ", flush=True)
         if options.sheets:
             options.sheets.mkdir(parents=True, exist_ok=True)
             contact_sheet(pairs[:16], options.sheets / f"video-{name}.png")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +40,7 @@ from training.common.denoising import (
 )
 from training.common.loop import copy_weights, make_text_encoder, make_tokenizer
 from training.common.scenes import sheet
+from training.common.split import choose
 from training.video.clips import FIELDS, FRAMES, MOTIONS, Clip, clip, film
 from training.video.pruning import prune
 from workers.engines.diffusion.pocket_video import PocketVideoPipeline
@@ -62,7 +64,8 @@ class Clips:
 
     def next(self) -> Batch:
         count = FRESH if len(self._kept) > CLIPS else CLIPS
-        fresh = [clip(self._r, pictured=self._pictured) for _ in range(count)]
+        make = partial(clip, self._r, pictured=self._pictured)
+        fresh = [choose(make) for _ in range(count)]
         frames = film(fresh, SIDE)
         latents = encode(self._vae, frames.flatten(0, 1))
         latents = latents.view(*frames.shape[:2], *latents.shape[1:])
@@ -98,10 +101,10 @@ def main() -> None:
     if options.stage == "text":
         words = read(options.image, "tokenizer").get_vocab()
         known = sorted(words, key=words.__getitem__)
-        tokenizer = make_tokenizer(lambda r: clip(r).text, known)
+        tokenizer = make_tokenizer(lambda r: choose(partial(clip, r)).text, known)
         encoder = make_text_encoder(len(tokenizer))
         print(f"copied weights: {copy_weights(encoder, read(options.image, 'text_encoder')):.2f}")
-        text_stage(tokenizer, encoder, FIELDS, clip, options, r)
+        text_stage(tokenizer, encoder, FIELDS, lambda r: choose(partial(clip, r)), options, r)
         return
     if options.stage == "prune":
         prune(read(out, "unet"), INNERMOST).save_pretrained(out / "unet")

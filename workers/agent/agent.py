@@ -21,12 +21,15 @@ from typing import Final, cast
 import msgspec
 from redis.exceptions import RedisError
 
+from workers.agent.announcer import Announcer, State
 from workers.agent.attachments import Attachments, AttachmentSet, Fetched
 from workers.agent.capacity import ServedModel
 from workers.agent.catalog_file import Assignment, CatalogFile
 from workers.agent.engine_supervisor import EngineSupervisor
+from workers.agent.environment import engine_environment
 from workers.agent.lineup import Lineup
 from workers.agent.outbox import LeasedJob, Outbox, retry_forever
+from workers.contract.announcements import Wishes, Workers
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import Cancelled, Event, Failed, Job, Outcome, RequestId, decode_job
 from workers.contract.queue import (
@@ -39,7 +42,7 @@ from workers.contract.queue import (
     wait_for_work,
 )
 from workers.contract.redis import QueueClient
-from workers.contract.streams import EVENTS_S, Announcement, Workers, notifications
+from workers.contract.streams import EVENTS_S, notifications
 from workers.protocol.engine import CancelReason
 from workers.protocol.ipc import JobHandoff
 from workers.upstreams.host import UpstreamHost
@@ -49,12 +52,9 @@ log = logging.getLogger(__name__)
 WAIT_S: Final = 2.0
 """Longest wait for a wake marker before the queue is polled."""
 RECLAIM_S: Final = 1.0
-ANNOUNCE_S: Final = 4.0
 HEARTBEAT_PAUSE_S: Final = 0.02
 """Pause after a heartbeat; the next one answers all notifications that arrive meanwhile."""
 RETRY_S: Final = 0.5
-SILENT_S: Final = 5 * WAIT_S
-"""Time without a successful lease call after which a model with room is unavailable."""
 HANDOVER_S: Final = 2.0
 """Time for upstreams to return the number of a request that was just submitted."""
 REQUEUE_S: Final = 3.0
@@ -77,9 +77,11 @@ class Agent:
         namespace: str,
         environ: Mapping[str, str],
         device: str,
+        server_devices: Sequence[str] = (),
         threads: int | None,
         preload: bool,
         drain_s: float,
+        budget_bytes: int | None = None,
         account_share: float = 1.0,
         events_s: int = EVENTS_S,
         ready: Callable[[str], None],
@@ -92,13 +94,15 @@ class Agent:
         self._device = device
         self._drain_s = drain_s
         self._account_share = account_share
-        self._on_ready = ready
         self._workers = Workers(redis, namespace=namespace)
         self._leased: dict[RequestId, LeasedJob] = {}
         self._draining, self._stopping = asyncio.Event(), asyncio.Event()
         self._idle = asyncio.Event()
         self._notified = asyncio.Event()
-        self._changed = asyncio.Event()
+        self._paused = False
+        """Whether an operator wishes that it drains."""
+        self._loads: dict[str, str] = {}
+        """The last wish to load each model."""
         self._withdrawn: asyncio.Queue[Collection[RequestId]] = asyncio.Queue()
         self._queues: dict[str, Queue] = {}
         outbox = self._outbox = Outbox(
@@ -113,6 +117,7 @@ class Agent:
             worker=self.worker,
             preload=preload,
             threads=threads,
+            budget_bytes=budget_bytes,
             report=self._on_report,
             crashed=self._requeue_crashed,
             changed=self._update_all,
@@ -124,6 +129,9 @@ class Agent:
             environ=environ,
             report=self._on_report,
             keep_note=self._keep_note,
+            server_environ=engine_environment(environ, threads=None),
+            server_devices=server_devices,
+            changed=self._update_all,
         )
         self._lineup = Lineup(
             assignment,
@@ -136,6 +144,18 @@ class Agent:
             changed=self._update_all,
         )
         self._served = self._lineup.served
+        self._announcer = Announcer(
+            self._workers,
+            self.worker,
+            device=device,
+            engines=self._engines,
+            upstreams=self._upstreams,
+            lineup=self._lineup,
+            catalog=catalog,
+            state=self._state,
+            obey=self._obey,
+            ready=ready,
+        )
 
     def end(self) -> None:
         """Stop leasing, finish running jobs, then stop. A second call requeues the rest."""
@@ -154,7 +174,7 @@ class Agent:
                 start(self._send_heartbeats()),
                 start(self._listen()),
                 start(self._reclaim()),
-                start(self._announce()),
+                start(self._announcer.run()),
                 start(self._engines.run()),
                 start(self._catalog.follow(self._on_catalog)),
             ]
@@ -247,9 +267,11 @@ class Agent:
 
     def _update_leasing(self, served: ServedModel) -> None:
         """Open or close a model for leasing."""
-        ready = served.host is self._upstreams or self._engines.takes(served.model)
+        host = self._upstreams if served.host is self._upstreams else self._engines
+        ready = host.takes(served.model)
+        served.is_cold = served.model in self._engines.cold
         full = served.running >= served.capacity
-        if not ready or full or served.retired or self._draining.is_set():
+        if not ready or full or served.retired or self._paused or self._draining.is_set():
             served.open.clear()
         elif not served.open.is_set():
             served.answered_s = time.monotonic()
@@ -258,12 +280,16 @@ class Agent:
     def _on_catalog(self, assignment: Assignment | None) -> None:
         if assignment is not None:
             self._lineup.follow(assignment)
-        self._changed.set()
+        self._announcer.hurry()
 
     def _update_all(self) -> None:
         for served in self._served.values():
             self._update_leasing(served)
-        self._changed.set()
+        self._announcer.hurry()
+
+    def _state(self) -> State:
+        ending = self._draining.is_set()
+        return State(len(self._leased), draining=ending or self._paused, ending=ending)
 
     # --- What hosts report ------------------------------------------------------------------------
 
@@ -367,6 +393,7 @@ class Agent:
             try:
                 async for _ in notifications(self._redis, self.worker, namespace=self._namespace):
                     self._notified.set()
+                    self._announcer.hurry()
             except _UNAVAILABLE as error:
                 log.warning("no notifications", extra={"error": type(error).__name__})
                 await asyncio.sleep(RETRY_S)
@@ -381,44 +408,17 @@ class Agent:
                     break
             await asyncio.sleep(RECLAIM_S)
 
-    async def _announce(self) -> None:
-        """Announce periodically, and after each change, which models are served here."""
-        announced = False
-        while True:
-            self._changed.clear()
-            started = self._engines.ready and not self._engines.loading
-            ready = started or not self._lineup.local
-            await retry_forever("announcing", lambda: self._workers.announce(self._announcement()))
-            if ready and not announced:
-                announced = True
-                self._on_ready(self.worker)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ANNOUNCE_S):
-                    await self._changed.wait()
-
-    def _announcement(self) -> Announcement:
-        unavailable = self._lineup.unavailable
-        for local in self._lineup.local:
-            if (obstacle := self._engines.obstacle(local.model)) is not None:
-                unavailable.setdefault(local.model, obstacle)
-        for model in self._upstreams.down:
-            unavailable[model] = "its upstream does not respond; the worker keeps probing it"
-        silent_s = time.monotonic() - SILENT_S
-        for model, served in self._served.items():
-            if served.open.is_set() and served.answered_s < silent_s:
-                unavailable[model] = "lease calls to its queue fail; see the worker's log"
-        return Announcement(
-            worker=self.worker,
-            models=tuple(model for model in self._served if model not in unavailable),
-            loaded=tuple(self._engines.loaded),
-            loading=self._engines.loading,
-            problems=self._engines.problems,
-            unavailable=unavailable,
-            device=self._device,
-            running=len(self._leased),
-            draining=self._draining.is_set(),
-            catalog_problem=self._catalog.problem,
-        )
+    def _obey(self, wishes: Wishes) -> None:
+        """Do what operators wish: drain or resume, unload models or load them."""
+        if wishes.drain != self._paused:
+            log.info("an operator drains it" if wishes.drain else "an operator resumes it")
+            self._paused = wishes.drain
+            self._update_all()
+        self._lineup.withhold(wishes.unloaded)
+        for model, wish in wishes.loads.items():
+            if self._loads.get(model) != wish:
+                self._loads[model] = wish
+                self._lineup.load(model)
 
     # --- Ends -------------------------------------------------------------------------------------
 

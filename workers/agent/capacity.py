@@ -43,6 +43,8 @@ class ServedModel:
     """Nonce of a lease call without an answer yet."""
     open: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while jobs may be leased."""
+    is_cold: bool = False
+    """Whether its weights are not in memory, so that its first job waits for them."""
     retired: bool = False
     """Whether it leases nothing more because its entry changed or went."""
     leasing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -50,7 +52,12 @@ class ServedModel:
 
     @property
     def capacity(self) -> int:
-        """Maximum number of leased jobs: between one and two times ``slots``."""
+        """Maximum number of leased jobs: between one and two times ``slots``.
+
+        One job loads a cold model. Other workers that have it in memory can take the rest.
+        """
+        if self.is_cold:
+            return 1
         if not self.leases_ahead or not self.job_s:
             return self.slots
         # Jobs that end per second, by Little's law, if all slots are in use.

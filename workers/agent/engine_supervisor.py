@@ -18,17 +18,19 @@ import os
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final
 
 import msgspec
 
 from workers.agent.environment import engine_environment
+from workers.contract.announcements import Work
 from workers.contract.jobs import Cancelled, Event, Outcome, RequestId
 from workers.contract.models import ModelSpec
 from workers.contract.queue import CRASHES_MAX
 from workers.engines import registry
-from workers.protocol.engine import CancelReason
+from workers.protocol.engine import CancelReason, Hardware
 from workers.protocol.host import Report
 from workers.protocol.ipc import (
     AddModel,
@@ -40,14 +42,19 @@ from workers.protocol.ipc import (
     KeepAlive,
     Loaded,
     Loading,
+    LoadModel,
+    Measure,
+    Measured,
     Ready,
     RemoveModel,
     Stepped,
+    Unloaded,
     Withdraw,
     Withdrawn,
     pack,
     report_unpacker,
 )
+from workers.protocol.ipc import Report as Message
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +78,7 @@ class EngineSupervisor:
         worker: str,
         preload: bool,
         threads: int | None,
+        budget_bytes: int | None = None,
         report: Report,
         crashed: Callable[[Collection[RequestId]], Awaitable[None]],
         changed: Callable[[], None],
@@ -80,9 +88,19 @@ class EngineSupervisor:
         self.problems: dict[str, str] = {}
         """Reason by model, for models that could not be loaded."""
         self.loaded: set[str] = set()
+        self.cold: set[str] = set()
+        """Models that are not in memory for lack of room, and are loaded for their next job."""
+        self.hardware: dict[str, Hardware] = {}
+        """Device and precision of each loaded model."""
         self.busy_us = 0
+        self.measured = Measured()
+        """The last measurement of the running process."""
+        self._earlier = Measured()
+        """Work of the processes that have ended."""
+        self._earlier_busy_us: Counter[str] = Counter()
+        """Busy time in them, by model."""
         self.pid: int | None = None
-        self._configure = Configure(worker=worker, models=(), preload=preload)
+        self._configure = Configure(worker, (), preload, budget_bytes)
         self._serving: dict[str, registry.Serving] = {}
         self._step_limits_s: dict[str, float] = {}
         self._replaced: set[str] = set()
@@ -112,12 +130,12 @@ class EngineSupervisor:
         """Models that are neither loaded nor failed; none if they load at their first job."""
         if not self._configure.preload:
             return ()
-        known = self.loaded | self.problems.keys()
+        known = self.loaded | self.cold | self.problems.keys()
         return tuple(spec.name for spec in self._configure.models if spec.name not in known)
 
     def takes(self, model: str) -> bool:
         """Whether the process takes jobs of a model now."""
-        loads = self._configure.preload and model not in self.loaded
+        loads = self._configure.preload and model not in self.loaded and model not in self.cold
         return self.ready and not loads and model not in self.problems
 
     def obstacle(self, model: str) -> str | None:
@@ -146,11 +164,35 @@ class EngineSupervisor:
         """Free a model without jobs. If it is ``replaced``, jobs wait for the next ``load``."""
         self._set_models(tuple(spec for spec in self._configure.models if spec.name != model))
         self.loaded.discard(model)
+        self.cold.discard(model)
         self.problems.pop(model, None)
+        del self._earlier_busy_us[model]
         self._replaced.discard(model)
         if replaced:
             self._replaced.add(model)
         self._send(RemoveModel(model))
+
+    def preload(self, model: str) -> None:
+        """Load a model that would be loaded for its first job."""
+        if model not in self.loaded:
+            self._send(LoadModel(model))
+
+    def measure(self) -> None:
+        """Ask the process to report what it has done; ``measured`` is the answer."""
+        self._send(Measure())
+
+    @property
+    def work(self) -> Work:
+        """What all processes have done so far, as last measured."""
+        past, now = self._earlier, self.measured
+        models = self._earlier_busy_us.copy()
+        models.update(_busy_us(now))
+        return Work(
+            at_ms=time.time_ns() // 1_000_000,
+            busy_us=past.busy_us + now.busy_us,
+            steps=past.steps + now.steps,
+            models=dict(models),
+        )
 
     def holds(self, model: str) -> bool:
         """Whether the process has jobs of a model, abandoned ones included, or will get some."""
@@ -261,9 +303,14 @@ class EngineSupervisor:
         self._transport = None
         self._loading = None
         self.loaded.clear()
+        self.cold.clear()
         self._submitted.clear()
         self._abandoned.clear()
         self._suspect = None
+        past, now = self._earlier, self.measured
+        self._earlier = Measured(past.busy_us + now.busy_us, past.steps + now.steps)
+        self._earlier_busy_us.update(_busy_us(now))
+        self.measured = Measured()
         self._changed()
 
     async def _watch(self, process: asyncio.subprocess.Process) -> str:
@@ -286,22 +333,22 @@ class EngineSupervisor:
 
     # --- Reports of the process -------------------------------------------------------------------
 
-    def on_report(
-        self, message: Ready | Loading | Loaded | KeepAlive | Stepped | Withdrawn
-    ) -> None:
+    def on_report(self, message: Message) -> None:
         self._reported_s = time.monotonic()
         match message:
             case Stepped():
                 self._on_step(message)
             case KeepAlive():
                 pass
+            case Measured():
+                self.measured = message
             case Withdrawn(request_ids):
                 for request_id in request_ids:
                     self._remove(request_id)
                 self._withdrawn(request_ids)
             case Loading(model):
                 self._loading = model
-            case Loaded(model, problem):
+            case Loaded(model, problem, device, dtype):
                 self._loading = None if self.ready else self._loading
                 if all(spec.name != model for spec in self._configure.models):
                     return  # it was removed meanwhile
@@ -311,8 +358,17 @@ class EngineSupervisor:
                     self.problems[model] = problem
                 else:
                     self.problems.pop(model, None)
+                    self.cold.discard(model)
                     self.loaded.add(model)
+                    self.hardware[model] = Hardware(device, dtype)
                 self._changed()
+            case Unloaded(model):
+                self._loading = None if self.ready else self._loading
+                if any(spec.name == model for spec in self._configure.models):
+                    self._replaced.discard(model)
+                    self.loaded.discard(model)
+                    self.cold.add(model)
+                    self._changed()
             case Ready():
                 self.ready = True
                 self._loading = None
@@ -340,6 +396,10 @@ class EngineSupervisor:
         if self._waiting and left:
             waiting, self._waiting = self._waiting, {}
             self.submit(tuple(waiting.values()))
+
+
+def _busy_us(measured: Measured) -> dict[str, int]:
+    return {model: each.busy_us for model, each in measured.models.items()}
 
 
 class _Link(asyncio.Protocol):

@@ -1,4 +1,4 @@
-"""The models that a worker serves, and how they change with its catalog.
+"""The models that a worker serves, and how they change with its catalog and by operators' wishes.
 
 Each model changes by itself, while all others are served. A local model leases nothing more, its
 running jobs end, its weights are freed, and only then is its new entry loaded: memory may not have
@@ -25,6 +25,7 @@ from workers.upstreams.host import UpstreamHost
 
 log = logging.getLogger(__name__)
 
+UNLOADED: Final = "an operator has unloaded it"
 _BUSY_S: Final = 0.1
 """Interval at which the jobs of a model that goes are counted."""
 
@@ -61,7 +62,11 @@ class Lineup:
         self._changes: dict[str, asyncio.Task[None]] = {}
         self._stale: set[str] = set()
         """Models to be loaded again although their entry is the same."""
-        self._unavailable = dict(assignment.unavailable)
+        self._assignment = assignment
+        self._withheld: frozenset[str] = frozenset()
+        """Models that an operator has unloaded."""
+        self._eager: set[str] = set()
+        """Models to be loaded when they are served again, without waiting for a job."""
         self._wanted = {spec.name: spec for spec in assignment.specs}
         self._specs = dict(self._wanted)
         for spec in assignment.specs:
@@ -76,7 +81,9 @@ class Lineup:
         """Reason by model, for models that are not served or only until their jobs have ended."""
         leaving = self.served.keys() - self._wanted.keys()
         gone = dict.fromkeys(leaving, "the worker's catalog no longer has it")
-        return gone | self._unavailable
+        known = {spec.name for spec in self._assignment.specs}
+        unloaded = dict.fromkeys(sorted(self._withheld & known), UNLOADED)
+        return gone | unloaded | dict(self._assignment.unavailable)
 
     def start(self, group: asyncio.TaskGroup) -> None:
         self._group = group
@@ -101,9 +108,38 @@ class Lineup:
         """Serve what is assigned now. Models that could not be loaded are tried again."""
         if self._group is None:
             return
-        self._wanted = {spec.name: spec for spec in assignment.specs}
-        self._unavailable = dict(assignment.unavailable)
+        self._assignment = assignment
         self._stale.update(self._engines.problems)
+        self._reconcile()
+
+    def withhold(self, models: frozenset[str]) -> None:
+        """Serve all but these models, which an operator has unloaded."""
+        if models != self._withheld:
+            self._withheld = models
+            self._reconcile()
+
+    def load(self, model: str) -> None:
+        """Load a model now, also if it would be loaded for its first job, or could not be loaded
+        before."""
+        if model in self._engines.problems:
+            self._stale.add(model)
+        self._eager.add(model)
+        self._reconcile()
+        if model in self._specs and model not in self._changes:
+            self._preload(model)
+
+    def _preload(self, model: str) -> None:
+        if model in self._eager and self._specs[model].upstream is None:
+            self._engines.preload(model)
+        self._eager.discard(model)
+
+    def _reconcile(self) -> None:
+        """Begin to change every model that is not as it should be."""
+        if self._group is None:
+            return
+        self._wanted = {
+            spec.name: spec for spec in self._assignment.specs if spec.name not in self._withheld
+        }
         for model in dict.fromkeys([*self.served, *self._wanted]):
             if model not in self._changes and not self._is_right(model):
                 self._changes[model] = self._group.create_task(self._change(model))
@@ -153,6 +189,7 @@ class Lineup:
         self._specs[spec.name] = spec
         if spec.upstream is None:
             self._engines.load(spec)
+            self._preload(spec.name)
         else:
             self._upstreams.add(spec)
             if (served := self.served.get(spec.name)) is not None:

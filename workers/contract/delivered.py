@@ -61,7 +61,7 @@ class Tally:
             cached_input_tokens=self._input.cached_input_tokens,
             output_tokens=self._tokens,
             images=len(self._previews),
-            audio_ms=sum(self._audio_ms.values()),
+            audio_ms=sum(self._audio_ms.values()) or self._input.audio_ms,
             characters=self._characters,
         )
 

@@ -151,13 +151,15 @@ class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One message. The gateway joins the content parts of the client's message to plain text."""
+    """One message. The gateway joins the texts of the client's message to ``content``."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    parts: tuple[str | int, ...] = ()
+    """Texts and pictures in order, as numbers of attachments; empty without pictures."""
 
 
 Prompt: TypeAlias = str | tuple[int, ...]
@@ -235,7 +237,9 @@ class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
-    """Reasoning that an upstream returns separately from the text."""
+    """Thoughts before the answer, which are not part of its text."""
+    reasoning_tokens: int = 0
+    """How many of the choice's output tokens they took, if that was counted."""
 
 
 # --- Events: reported while a job runs -----------------------------------------------------------
@@ -369,7 +373,8 @@ class Completed(msgspec.Struct, frozen=True, tag="completed", omit_defaults=True
     """The job has completed. ``output`` is small and JSON-like; anything large is a blob.
 
     For ``text-generation`` it is ``{"choices": [Choice, ...]}``, for ``text-embedding``
-    ``{"vectors": [bytes, ...]}``, little-endian float32; for images, video and audio ``{"media":
+    ``{"vectors": [bytes, ...]}``, little-endian float32, for ``rerank`` ``{"scores": [float,
+    ...]}`` in the order of the documents; for images, video and audio ``{"media":
     [Medium, ...]}``. An engine returns ``files``; its agent stores them and replaces them by
     ``blobs``, so that no file passes through the queue.
     """

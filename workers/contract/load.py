@@ -29,6 +29,12 @@ class Load(msgspec.Struct, frozen=True):
     """Account → estimated device time of its queued jobs in seconds; empty beyond 4,096 accounts,
     because the server does nothing else while it reads them."""
 
+    @property
+    def work_s(self) -> float:
+        """Time that all live jobs take in slots of workers; divided by the slots, the time until
+        the queue is empty. A leased job counts as a whole, as long as recent ones took."""
+        return self.cost * (self.pace or 1.0) + self.running * self.service_s
+
     def seconds(self, cost: float) -> float:
         """Estimate the time to process queued work of ``cost`` seconds.
 

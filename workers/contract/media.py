@@ -1,4 +1,4 @@
-"""Inputs and outputs of the tasks that produce images, video and audio.
+"""Inputs and outputs of the tasks beside text generation and embeddings.
 
 Attachments are blobs of the job, in this order: first ``images`` source images, then the mask, then
 the video; for speech the recording; for a talking head the portrait, then the audio. Outputs are in
@@ -57,6 +57,8 @@ class ImageInput(msgspec.Struct, frozen=True, omit_defaults=True):
     """Number of previews of each output."""
     parameters: dict[str, Any] = {}
     """Further parameters for an upstream's model; never interpreted here."""
+    adapters: dict[str, float] = {}
+    """Names of LoRA adapters of the entry, with their scales."""
 
 
 class VideoInput(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -82,6 +84,8 @@ class VideoInput(msgspec.Struct, frozen=True, omit_defaults=True):
     parameters: dict[str, Any] = {}
     previews: int = 0
     """Number of preview frames."""
+    adapters: dict[str, float] = {}
+    """As in ``ImageInput``."""
 
 
 class SpeechInput(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -137,6 +141,62 @@ class TalkingInput(msgspec.Struct, frozen=True, omit_defaults=True):
     """Input of ``talking-head`` for local models; portrait and recording are attachments."""
 
     fps: int | None = None
+
+
+class TranscriptionInput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Input of ``speech-to-text``; the recording is the attachment. An empty language is detected.
+
+    The gateway always sets ``seed``, which matters only above temperature 0.
+    """
+
+    language: str = ""
+    prompt: str = ""
+    """Text that precedes the recording, such as names that occur in it."""
+    translate: bool = False
+    """Whether the text is English, whatever is spoken."""
+    temperature: float = 0.0
+    timestamps: tuple[Literal["segment", "word"], ...] = ()
+    seed: int = 0
+
+
+class TranscribedSegment(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A segment of a transcript: its times within the recording, and how sure the model was."""
+
+    start_ms: int
+    end_ms: int
+    text: str
+    tokens: tuple[int, ...] = ()
+    """The model's own tokens, timestamps included."""
+    seek: int = 0
+    """First frame of its window, in hundredths of a second."""
+    avg_logprob: float = 0.0
+    compression_ratio: float = 0.0
+    no_speech_prob: float = 0.0
+
+
+class TranscribedWord(msgspec.Struct, frozen=True):
+    """A word of a transcript, with its times within the recording."""
+
+    text: str
+    start_ms: int
+    end_ms: int
+
+
+class Transcript(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a transcription knows beside its text, which is choice 0 of the output."""
+
+    duration_ms: int
+    language: str = ""
+    """Name of the language, such as ``english``; empty if the model knows one only."""
+    segments: tuple[TranscribedSegment, ...] = ()
+    words: tuple[TranscribedWord, ...] = ()
+
+
+class RerankInput(msgspec.Struct, frozen=True):
+    """Input of a ``rerank`` job; every document is scored."""
+
+    query: str
+    documents: tuple[str, ...]
 
 
 def characters(text: str) -> int:

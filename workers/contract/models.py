@@ -48,6 +48,16 @@ class UpstreamSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     idle_timeout_s: float = 60.0
     concurrency: int = 64
     """Maximum number of concurrent requests of one worker."""
+    command: str | None = None
+    """Command by which the worker itself starts the service; ``{port}``, ``{model}`` and ``{gpus}``
+    are replaced. It then has no ``url``."""
+    ready: str = "/health"
+    """Path that answers 2xx once the service of ``command`` is ready."""
+    ready_timeout_s: float = 1800.0
+    gpus: int = 0
+    """Devices of the worker that the service of ``command`` has to itself."""
+    environment: dict[str, str] = {}
+    """Further variables of ``command``."""
 
     @property
     def all_endpoints(self) -> tuple[EndpointSpec, ...]:
@@ -125,6 +135,8 @@ def read_specs(catalog: Path) -> tuple[ModelSpec, ...]:
             options["upscaler"] = str(locate(root, checkpoints.get(named, named)))
         if isinstance(loras := options.get("lora"), list):
             options["lora"] = [_absolute(lora, root) for lora in loras]
+        if isinstance(adapters := options.get("adapters"), dict):
+            options["adapters"] = {name: _absolute(one, root) for name, one in adapters.items()}
         own = None if spec.checkpoint is None else str(locate(root, spec.checkpoint))
         found.append(msgspec.structs.replace(spec, checkpoint=own, options=options))
     return tuple(found)

@@ -58,6 +58,7 @@ local now = math.floor(now_us / 1000)
 local queued, cost_us, sequence, virtual, pace, service_us
 local depths, finishes, starts, backlogs, emptied = {}, {}, {}, {}, {}
 local leased, expired, ended, touched = {}, {}, {}, {}
+local pushed, freed = {}, {}
 local wake, counted = false, false
 
 local function begin()
@@ -66,7 +67,23 @@ local function begin()
   virtual, pace, service_us = tonumber(c[4] or 0), tonumber(c[5] or 0), tonumber(c[6] or 0)
 end
 
+local function write_pushed(account)   -- add the jobs that were pushed to an account's queue
+  call('ZADD', QUEUE .. account, unpack(pushed[account]))
+  pushed[account] = nil
+end
+
+local function add(lists, name, value)
+  local list = lists[name]
+  if not list then
+    list = {}
+    lists[name] = list
+  end
+  list[#list + 1] = value
+end
+
 local function commit()
+  for account in pairs(pushed) do write_pushed(account) end
+  for worker, ids in pairs(freed) do call('SREM', WORKER .. worker, unpack(ids)) end
   if counted then
     if queued <= 0 then queued, cost_us = 0, 0 end
     call('HSET', COUNTERS, 'queued', queued, 'cost_us', cost_us, 'sequence', sequence,
@@ -144,7 +161,8 @@ end
 
 local function push(id, account, score, cost)
   local n = depth(account)
-  call('ZADD', QUEUE .. account, score, id)
+  add(pushed, account, score)
+  add(pushed, account, id)
   depths[account] = n + 1
   touched[QUEUE .. account] = true
   emptied[account] = nil
@@ -155,6 +173,7 @@ end
 
 local function pull(id, account, cost) -- take a job out of its account's queue
   local n = depth(account)
+  if pushed[account] then write_pushed(account) end
   if call('ZREM', QUEUE .. account, id) == 0 then return end
   depths[account] = n - 1
   add_queued(account, -1, -cost)
@@ -184,7 +203,7 @@ end
 
 local function release(id, job)        -- end a lease
   expired[#expired + 1] = id
-  call('SREM', WORKER .. job.worker, id)
+  add(freed, job.worker, id)
   starts[job.account] = (starts[job.account] or 0) - 1
 end
 
@@ -250,6 +269,9 @@ function operations.enqueue()
   return answers
 end
 
+-- The functions below are created only for the operations that need them: all of them take 15 us.
+if operations[ARGV[1]] then return operations[ARGV[1]]() end
+
 local function waited(enqueued_us, started_us)  -- never negative, even if the clock was set back
   return math.max(started_us - tonumber(enqueued_us), 0)
 end
@@ -275,13 +297,61 @@ local function lease_again(worker, nonce, lease_ms)
   return taken
 end
 
--- Find an account's first job that fits the batch, and whether the account has more jobs.
+-- The queues of accounts as a lease call sees them: ids that it has not taken, those that it has, and
+-- how many it has read. They are read in pieces that grow, and what was taken is removed at the end.
+local queues, keys = {}, {}
+
+local function id_at(account, i)
+  local q = queues[account]
+  if not q then
+    q = {ids = {}, taken = {}, read = 0, piece = 2}
+    queues[account] = q
+  end
+  while not q.ids[i] and not q.complete do
+    local found = call('ZRANGE', QUEUE .. account, q.read, q.read + q.piece - 1)
+    for _, id in ipairs(found) do q.ids[#q.ids + 1] = id end
+    q.complete = #found < q.piece
+    q.read, q.piece = q.read + #found, math.min(q.piece * 2, SCAN)
+  end
+  return q.ids[i]
+end
+
+local function take(account, i, cost)  -- return whether the account has more jobs
+  local q = queues[account]
+  q.taken[#q.taken + 1] = table.remove(q.ids, i)
+  add_queued(account, -1, -cost)
+  return id_at(account, 1) ~= nil
+end
+
+local function remove_taken()
+  for account, q in pairs(queues) do
+    if #q.taken > 0 then
+      call('ZREM', QUEUE .. account, unpack(q.taken))
+      depths[account] = nil
+    end
+  end
+end
+
+local function describe_queued(id)
+  local f = call('HMGET', JOB .. id, 'batch_key', 'cost_us', 'weight', 'deadline_ms', 'attempt',
+    'reply', 'payload', 'enqueued_us', 'note')
+  keys[id] = f[1]
+  return f
+end
+
+-- Find an account's first job that fits the batch: its place and, if its hash exists, its fields.
 local function candidate(account, batch_key, look)
-  local waiting = call('ZRANGE', QUEUE .. account, 0, batch_key and math.max(look - 1, 1) or 1)
-  for i, id in ipairs(waiting) do
-    local key = call('HGET', JOB .. id, 'batch_key')
-    if not key or not batch_key or key == batch_key then return id, key, #waiting > 1 end
-    if i == look then break end
+  for i = 1, batch_key and math.max(look, 1) or 1 do
+    local id = id_at(account, i)
+    if not id then break end
+    local f
+    if not batch_key or (i == 1 and keys[id] == nil) then
+      f = describe_queued(id)          -- usually it fits
+    elseif keys[id] == nil then
+      keys[id] = call('HGET', JOB .. id, 'batch_key')
+    end
+    local key = keys[id]
+    if not key or not batch_key or key == batch_key then return i, f or describe_queued(id) end
   end
   return nil
 end
@@ -295,6 +365,8 @@ function operations.lease()
   if taken then return taken end
   begin()
   local ids, running, batch_key, skipped, rounds = {}, {}, nil, 0, 0
+  -- The account with queued jobs, if it is the only one; its tag is written at the end.
+  local sole, sole_tag
   -- The known slots: running jobs plus requested jobs.
   local slots = call('ZCARD', LEASES) + count
   local share_max, passed = math.max(math.floor(tonumber(ARGV[5]) * slots), 1), 0
@@ -302,43 +374,46 @@ function operations.lease()
   taken = {}
   while #taken < count and rounds < count + SCAN do
     rounds = rounds + 1
-    local head = call('ZRANGE', ACCOUNTS, skipped, skipped, 'WITHSCORES')
-    if not head[1] then
+    local account, tag
+    if sole then
+      if skipped == 0 and not emptied[sole] then account, tag = sole, sole_tag end
+    else
+      local heads = call('ZRANGE', ACCOUNTS, skipped, skipped == 0 and 1 or skipped, 'WITHSCORES')
+      account, tag = heads[1], tonumber(heads[2])
+      if account and skipped == 0 and not heads[3] then sole, sole_tag = account, tag end
+    end
+    if not account then
       if not (sharing and rest) then break end
       -- No other account waits: assign the rest in the order of the tags, ignoring the share.
       sharing, skipped, rounds = false, 0, 0
     else
-      local account, tag = head[1], tonumber(head[2])
       local runs = running[account] or tonumber(call('HGET', RUNNING, account) or 0)
       running[account] = runs
-      local id, key, more = candidate(account, batch_key, look)
-      if not id then
+      local place, f = candidate(account, batch_key, look)
+      if not place then
         skipped = skipped + 1
-      elseif not key then              -- the job's hash is gone: remove its queue entry
-        pull(id, account, 0)
-        ended[#ended + 1] = id
+      elseif not f[1] then             -- the job's hash is gone: remove its queue entry
+        ended[#ended + 1] = id_at(account, place)
+        if not take(account, place, 0) then leave(account) end
       else
-        local f = call('HMGET', JOB .. id, 'cost_us', 'weight', 'deadline_ms', 'attempt',
-          'account', 'reply', 'payload', 'enqueued_us', 'note')
-        local cost, weight, deadline = tonumber(f[1]), tonumber(f[2]), tonumber(f[3])
+        local id, cost, weight = id_at(account, place), tonumber(f[2]), tonumber(f[3])
+        local deadline = tonumber(f[4])
         if deadline ~= 0 and deadline <= now then
-          pull(id, account, cost)
+          if not take(account, place, cost) then leave(account) end
           settle(id, read(id), 'expired', '', 'deadline')
         elseif sharing and (runs >= share_max or weight < passed) then
           -- A flow of lower weight must not overtake one that has reached its share.
           if runs >= share_max then passed = math.max(passed, weight) end
           skipped, rest = skipped + 1, true
         else
-          local attempt, token = tonumber(f[4]) + 1, nonce .. ':' .. (#taken + 1)
+          local attempt, token = tonumber(f[5]) + 1, nonce .. ':' .. (#taken + 1)
           local tag_next = tag + cost / weight
-          batch_key = key
-          call('ZREM', QUEUE .. account, id)
-          if depths[account] then depths[account] = depths[account] - 1 end
-          add_queued(account, -1, -cost)
+          batch_key = f[1]
           virtual = math.max(virtual, tag)
           finishes[account] = tag_next
-          if more then call('ZADD', ACCOUNTS, tag_next, account)
-          else leave(account) end
+          if not take(account, place, cost) then leave(account)
+          elseif sole then sole_tag = tag_next
+          else call('ZADD', ACCOUNTS, tag_next, account) end
           running[account] = runs + 1
           starts[account] = (starts[account] or 0) + 1
           call('HSET', JOB .. id, 'state', 'running', 'attempt', attempt, 'token', token,
@@ -352,7 +427,9 @@ function operations.lease()
       end
     end
   end
+  remove_taken()
   if #ids > 0 then
+    if sole and not emptied[sole] then call('ZADD', ACCOUNTS, sole_tag, sole) end
     call('SADD', WORKER .. worker, unpack(ids))
     touched[WORKER .. worker] = true
     call('SET', ANSWER .. worker, nonce .. ' ' .. table.concat(ids, ' '), 'EX', ANSWER_S)
@@ -361,6 +438,8 @@ function operations.lease()
   commit()
   return taken
 end
+
+if operations[ARGV[1]] then return operations[ARGV[1]]() end
 
 -- lease_ms, then for each job: id, token -> {ids lost, {id, reason}*, {id, mailbox}*}
 function operations.heartbeat()
@@ -442,6 +521,8 @@ function operations.complete()
   commit()
   return answers
 end
+
+if operations[ARGV[1]] then return operations[ARGV[1]]() end
 
 -- id, token, note -> kept, fenced or unknown
 function operations.keep_note()
@@ -603,6 +684,92 @@ function operations.load()
   return {queued, cost_us, call('ZCARD', LEASES), call('ZCARD', DELAYED), call('ZCARD', LIVE),
     oldest[2] and math.max(now - tonumber(oldest[2]), 0) or 0, string.format('%.17g', pace),
     math.floor(service_us), accounts, accounts <= BACKLOGS and call('HGETALL', BACKLOG) or {}}
+end
+
+-- limit -> {account, queued, cost_us, running}* of the accounts that are served next, then of others
+-- with running jobs; at most limit of each
+function operations.accounts()
+  local limit, found, seen = tonumber(ARGV[2]), {}, {}
+  for _, account in ipairs(call('ZRANGE', ACCOUNTS, 0, limit - 1)) do
+    found[#found + 1] = {account, call('ZCARD', QUEUE .. account),
+      tonumber(call('HGET', BACKLOG, account) or 0),
+      tonumber(call('HGET', RUNNING, account) or 0)}
+    seen[account] = true
+  end
+  if call('HLEN', RUNNING) <= BACKLOGS then
+    local running, others = call('HGETALL', RUNNING), 0
+    for i = 1, #running, 2 do
+      if not seen[running[i]] and others < limit then
+        others = others + 1
+        found[#found + 1] = {running[i], call('ZCARD', QUEUE .. running[i]),
+          tonumber(call('HGET', BACKLOG, running[i]) or 0), tonumber(running[i + 1])}
+      end
+    end
+  end
+  return found
+end
+
+-- limit -> {id, account, attempt, enqueued_ms, deadline_ms, cost_us}* of the jobs that are leased
+-- next, in this order if one is leased at a time; of the first SCAN accounts
+function operations.jobs()
+  local limit, heads, found = tonumber(ARGV[2]), {}, {}
+  local first = call('ZRANGE', ACCOUNTS, 0, SCAN - 1, 'WITHSCORES')
+  for i = 1, #first, 2 do
+    heads[#heads + 1] = {account = first[i], tag = tonumber(first[i + 1]), at = 1}
+  end
+  while #found < limit do
+    local head
+    for _, each in ipairs(heads) do
+      if not each.ended and (not head or each.tag < head.tag) then head = each end
+    end
+    if not head then break end
+    head.ids = head.ids or call('ZRANGE', QUEUE .. head.account, 0, limit - 1)
+    local id = head.ids[head.at]
+    if not id then
+      head.ended = true
+    else
+      local f = call('HMGET', JOB .. id, 'attempt', 'enqueued_us', 'deadline_ms', 'cost_us', 'weight')
+      head.at = head.at + 1
+      if f[1] then                     -- otherwise the job's hash is gone
+        found[#found + 1] = {id, head.account, tonumber(f[1]), math.floor(tonumber(f[2]) / 1000),
+          tonumber(f[3]), tonumber(f[4])}
+        head.tag = head.tag + tonumber(f[4]) / tonumber(f[5])
+      end
+    end
+  end
+  return found
+end
+
+local function at_work(id, until_ms)   -- a leased or delayed job, and when that ends
+  local f = call('HMGET', JOB .. id, 'account', 'attempt', 'enqueued_us', 'started_us',
+    'deadline_ms', 'worker', 'cancel')
+  if not f[1] then return nil end
+  return {id, f[1], tonumber(f[2]), math.floor(tonumber(f[3]) / 1000),
+    math.floor(tonumber(f[4] or 0) / 1000), tonumber(f[5]), f[6] or '', f[7] or '',
+    math.floor(tonumber(until_ms) - now)}
+end
+
+-- worker, limit -> {id, account, attempt, enqueued_ms, started_ms, deadline_ms, worker, cancel,
+-- left_ms}* of the jobs that it has leased; without a worker, of all whose leases end first
+function operations.leases()
+  local worker, limit, found = ARGV[2], tonumber(ARGV[3]), {}
+  if worker == '' then
+    local all = call('ZRANGE', LEASES, 0, limit - 1, 'WITHSCORES')
+    for i = 1, #all, 2 do found[#found + 1] = at_work(all[i], all[i + 1]) end
+  else
+    for _, id in ipairs(call('SRANDMEMBER', WORKER .. worker, limit)) do
+      local until_ms = call('ZSCORE', LEASES, id)
+      if until_ms then found[#found + 1] = at_work(id, until_ms) end
+    end
+  end
+  return found
+end
+
+-- limit -> as leases, of the jobs that wait for a retry, the first ones due first
+function operations.delayed()
+  local all, found = call('ZRANGE', DELAYED, 0, tonumber(ARGV[2]) - 1, 'WITHSCORES'), {}
+  for i = 1, #all, 2 do found[#found + 1] = at_work(all[i], all[i + 1]) end
+  return found
 end
 
 return operations[ARGV[1]]()

@@ -344,14 +344,14 @@ class Queue:
         return await _evaluate_one(self._redis, self._prefix, *arguments)
 
     async def _call_many(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return await _evaluate(self._redis, [(self._prefix, *arguments) for arguments in calls])
+        return await evaluate(self._redis, [(self._prefix, *arguments) for arguments in calls])
 
 
 async def loads(
     redis: Redis, models: Sequence[str], *, namespace: str = NAMESPACE
 ) -> dict[str, Load]:
     """Return the load of several models, in one round trip."""
-    answers = await _evaluate(redis, [(prefix(namespace, model), "load") for model in models])
+    answers = await evaluate(redis, [(prefix(namespace, model), "load") for model in models])
     return {model: read_load(answer) for model, answer in zip(models, answers, strict=True)}
 
 
@@ -360,7 +360,7 @@ async def states(
 ) -> list[JobState | None]:
     """Return the states of jobs, given as (model, id), in one round trip."""
     calls = [(prefix(namespace, model), "state", id) for model, id in jobs]
-    return [_state(answer) for answer in await _evaluate(redis, calls)]
+    return [_state(answer) for answer in await evaluate(redis, calls)]
 
 
 async def wait_for_work(
@@ -397,7 +397,7 @@ async def _evaluate_one(redis: Redis, key: str, *arguments: Any) -> Any:
         return await redis.eval(script, 1, key, *arguments)
 
 
-async def _evaluate(redis: Redis, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+async def evaluate(redis: Redis, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
     """Run operations, given as queue prefix, name and arguments."""
     if not calls:
         return []
@@ -413,7 +413,7 @@ async def _evaluate(redis: Redis, calls: Sequence[tuple[Any, ...]]) -> list[Any]
     if unknown:
         # The first call loads the script; the others are sent together again.
         answers[unknown[0]] = await _evaluate_one(redis, *calls[unknown[0]])
-        again = await _evaluate(redis, [calls[at] for at in unknown[1:]])
+        again = await evaluate(redis, [calls[at] for at in unknown[1:]])
         for at, answer in zip(unknown[1:], again, strict=True):
             answers[at] = answer
     for answer in answers:

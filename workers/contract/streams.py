@@ -1,9 +1,9 @@
-"""Messages from workers: mailboxes, event logs, outcomes, notifications and announcements.
+"""Messages from workers: mailboxes, event logs, outcomes and notifications.
 
 Mailboxes, event logs and outcomes are Redis streams, because each has its own readers, which read
 in order; dispatch is in ``queue.py``. Frames and outcomes are opaque bytes. All of it can be lost
-with the queue server: events can be requested again, announcements and notifications are repeated,
-and a job whose outcome was lost runs again. Every key has a time to live.
+with the queue server: events can be requested again, notifications are repeated, and a job whose
+outcome was lost runs again. Every key has a time to live.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ EVENTS_S: Final = 900
 """Default retention of a job's events after its last one."""
 EVENTS_MAX: Final = 4096
 """Maximum log entries per job."""
-ANNOUNCEMENT_S: Final = 15
 CLAIM_MS: Final = 10_000
 """Time without acknowledgement after which an outcome is delivered to another settler."""
 
@@ -368,83 +367,11 @@ class Outcomes:
         return claimed
 
 
-class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Periodic announcement of a worker."""
-
-    worker: str
-    models: tuple[str, ...] = ()
-    """Models that it serves, loaded or not."""
-    loaded: tuple[str, ...] = ()
-    """Models that are loaded now."""
-    loading: tuple[str, ...] = ()
-    """Models that are loaded next, one by one; they are not served before."""
-    problems: dict[str, str] = {}
-    """Model → what the engine reported when it could not be loaded, for the operator."""
-    unavailable: dict[str, str] = {}
-    """Model → reason why this worker does not serve it, for the operator."""
-    device: str = "cpu"
-    bytes_total: int = 0
-    """Device memory available to models, and the part in use."""
-    bytes_used: int = 0
-    running: int = 0
-    draining: bool = False
-    catalog_problem: str = ""
-    """Why it cannot follow its catalog file, and serves what it read before; for the operator."""
-    version: str = ""
-
-
-class Workers:
-    """The announcements of live workers."""
-
-    def __init__(self, redis: Redis, *, namespace: str = NAMESPACE) -> None:
-        self._redis = redis
-        self._index = f"{namespace}:{{workers}}"
-        self._encoder = msgspec.json.Encoder()
-        self._decoder = msgspec.json.Decoder(Announcement)
-
-    async def announce(self, announcement: Announcement, *, ttl_s: int = ANNOUNCEMENT_S) -> None:
-        """Announce a live worker. It counts as dead ``ttl_s`` after its last announcement."""
-        async with self._redis.pipeline(transaction=True) as pipeline:
-            pipeline.set(
-                self._key(announcement.worker), self._encoder.encode(announcement), ex=ttl_s
-            )
-            pipeline.sadd(self._index, announcement.worker)
-            pipeline.expire(self._index, LIVE_S)
-            await pipeline.execute()
-
-    async def list(self) -> tuple[Announcement, ...]:
-        """Return the announcements of all live workers, by name."""
-        names = sorted(name.decode() for name in await _members(self._redis, self._index))
-        if not names:
-            return ()
-        values = await self._redis.mget([self._key(name) for name in names])
-        dead = [name for name, data in zip(names, values, strict=True) if data is None]
-        if dead:
-            await self._redis.srem(self._index, *dead)
-        found = []
-        for name, data in zip(names, values, strict=True):
-            try:
-                if data is not None:
-                    found.append(self._decoder.decode(data))
-            except msgspec.DecodeError:
-                log.warning("malformed announcement of worker %s", name)
-        return tuple(found)
-
-    async def withdraw(self, worker: str) -> None:
-        """Remove the announcement of a worker."""
-        async with self._redis.pipeline(transaction=True) as pipeline:
-            pipeline.delete(self._key(worker))
-            pipeline.srem(self._index, worker)
-            await pipeline.execute()
-
-    def _key(self, worker: str) -> str:
-        return f"{self._index}:{worker}"
-
-
 async def notifications(
     redis: QueueClient, worker: str, *, namespace: str = NAMESPACE
 ) -> AsyncIterator[None]:
-    """Yield when a worker should send a heartbeat now: one of its jobs was cancelled or redirected.
+    """Yield when a worker should send a heartbeat now: one of its jobs was cancelled or redirected,
+    or there is a wish for it.
 
     A lost notification costs only the time until the next regular heartbeat.
     """
@@ -488,7 +415,3 @@ def _delivery(model: str, entry_id: bytes, fields: Mapping[bytes, bytes]) -> Del
         reason=fields[b"reason"].decode(),
         reply=fields.get(b"reply", b"").decode(),
     )
-
-
-async def _members(redis: Redis, key: str) -> set[bytes]:
-    return cast(set[bytes], await redis.smembers(key))

@@ -17,6 +17,7 @@ from transformers.utils import logging as library_logging
 
 from workers.contract.models import ModelSpec
 from workers.engines.options import TorchOptions
+from workers.engines.precision import quantize
 
 
 def checkpoint_path(spec: ModelSpec) -> Path:
@@ -45,7 +46,8 @@ def read_tokenizer(path: Path) -> Any:
 
 
 def read_model(loader: Any, path: Path, options: TorchOptions, *, unused: str | None = None) -> Any:
-    """Load a model for inference, on its device, by one of transformers' ``AutoModel`` classes.
+    """Load a model for inference, quantised if its ``dtype`` is, on its device, by one of
+    transformers' ``AutoModel`` classes.
 
     ``unused``: substring of the names of weights that may be missing, because nothing uses them.
     """
@@ -77,4 +79,6 @@ def read_model(loader: Any, path: Path, options: TorchOptions, *, unused: str | 
                 f"the weights in {path} do not fit config.json: {len(keys)} {problem}, "
                 f"including {min(keys)}"
             )
-    return model.to(options.torch_device).requires_grad_(False).eval()
+    device = options.torch_device
+    quantize(model, options.dtype, device)
+    return model.to(device).requires_grad_(False).eval()

@@ -11,6 +11,7 @@ that for each pipeline before it is supported.
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,9 @@ from typing import Any, Literal, TypeAlias
 import torch
 from greenlet import getcurrent, greenlet
 
+from workers.engines.batch_order import BatchSizes, urgency
 from workers.engines.batching import can_batch, concatenate, rows_of, signature, split
+from workers.engines.devices import PROGRESS
 from workers.pulse import PULSE
 
 Phase: TypeAlias = Literal["preprocess", "forward", "postprocess"]
@@ -37,6 +40,8 @@ class BatchPoint:
     function: Callable[..., Any]
     phase: Phase
     batched: bool = True
+    switch: Callable[[Any], None] | None = None
+    """Prepares the function for the ``variant`` of the runs of a batch, if it depends on that."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +50,13 @@ class PipelineRun:
 
     work: Callable[[], Any]
     priority: int = 0
+    variant: Any = None
+    """What a network is switched to for this run, such as its adapters; hashable."""
+    calls_left: int = 0
+    """Expected calls of the phase ``forward``. Of equal priority, the run with fewest comes first;
+    0: unknown, and calls come in their order."""
+    passed_over: int = 0
+    """Number of batches that ran while it was suspended."""
     result: Any = None
     error: BaseException | None = None
     ended: bool = False
@@ -77,19 +89,35 @@ class _Call:
 @dataclass(frozen=True, slots=True)
 class TurnResult:
     """Result of one turn: the batch point that ran (its ``phase`` is where the time went), the rows
-    of each run, and the runs that ended."""
+    of each run, the runs that ended, and the time in which new runs were prepared."""
 
     point: BatchPoint | None = None
     rows: dict[int, int] = field(default_factory=dict)
     """Number of rows of each run, by ``id(run)``."""
     ended: tuple[PipelineRun, ...] = ()
+    prepared_s: dict[int, float] = field(default_factory=dict)
+    """Time in ``preprocess`` until a new run was suspended for the first time, by ``id(run)``."""
+    batch_s: float = 0.0
+    """Duration of the batch and of what its runs did after it."""
+
+    @property
+    def preprocess_s(self) -> dict[int, float]:
+        """Each run's time in the phase ``preprocess``, by ``id(run)``; empty without new runs."""
+        spent = dict(self.prepared_s)
+        if spent and self.point is not None and self.point.phase == "preprocess":
+            total = sum(self.rows.values())
+            for key, rows in self.rows.items():
+                spent[key] = spent.get(key, 0.0) + self.batch_s * rows / total
+        return spent
 
 
 class CooperativeBatcher:
     """``rows_max``: maximum rows of a batch. Not thread-safe."""
 
-    def __init__(self, *, rows_max: int) -> None:
+    def __init__(self, *, rows_max: int, now_s: Callable[[], float] = time.monotonic) -> None:
         self._rows_max = rows_max
+        self._now_s = now_s
+        self._sizes = BatchSizes()
         self._new: list[PipelineRun] = []
         self._suspended: list[_Call] = []
         self._ended: list[PipelineRun] = []
@@ -104,17 +132,20 @@ class CooperativeBatcher:
         *,
         batched: bool = True,
         module: torch.nn.Module | None = None,
+        switch: Callable[[Any], None] | None = None,
     ) -> Callable[..., Any]:
         """Wrap a function so that calls from runs are batched; other calls pass through.
 
         ``module``: what the function computes with. All runs share it, so its precision and device
-        must not change. Its layers report progress (``pulse``).
+        must not change. Its layers report progress (``pulse``). ``switch``: only runs of the same
+        ``variant`` share a batch, and it is called with theirs first.
         """
         if module is not None:
             function = _check_placement(name, function, module)
+            beat = _mark if _is_on_cuda(module) else _beat
             for layer in _layers(module, deep=phase != "forward"):
-                layer.register_forward_pre_hook(_beat)
-        point = BatchPoint(name, function, phase, batched)
+                layer.register_forward_pre_hook(beat)
+        point = BatchPoint(name, function, phase, batched, switch)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             here = getcurrent()
@@ -136,27 +167,38 @@ class CooperativeBatcher:
         self._resume(withdrawn)
         self._ended = [run for run in self._ended if run not in withdrawn]
 
+    def forget(self) -> None:
+        """Forget the durations of batches: their shapes refer to batch points, which refer to the
+        weights. For an engine that is unloaded."""
+        self._sizes = BatchSizes()
+
     def turn(self, phase: Callable[[Phase], Any]) -> TurnResult:
         """Execute one batch of calls, then resume its runs until they are suspended again.
 
         ``phase`` is entered around the call and the code that runs after it.
         """
         new, self._new = self._new, []
+        prepared_s = {}
         if new:
             with phase("preprocess"):
-                self._resume(new)
+                for run in new:
+                    began_s = self._now_s()
+                    self._resume([run])
+                    prepared_s[id(run)] = self._now_s() - began_s
         group = self._select()
         if not group:
-            return TurnResult(ended=self._take_ended())
-        point = group[0].point
+            return TurnResult(ended=self._take_ended(), prepared_s=prepared_s)
+        point, started_s = group[0].point, self._now_s()
         with phase(point.phase):
             with torch.no_grad():
                 self._compute(point, group)
             self._resume([call.run for call in group])
-        rows: dict[int, int] = {}
-        for call in group:
-            rows[id(call.run)] = call.rows
-        return TurnResult(point, rows, self._take_ended())
+        rows = {id(call.run): call.rows for call in group}
+        if all(call.error is None for call in group):
+            seconds = self._now_s() - started_s
+            self._sizes.record(group[0].signature, sum(rows.values()), seconds)
+        batch_s = self._now_s() - started_s
+        return TurnResult(point, rows, self._take_ended(), prepared_s, batch_s)
 
     def _suspend(
         self, here: _RunGreenlet, point: BatchPoint, args: Any, kwargs: dict[str, Any]
@@ -171,7 +213,11 @@ class CooperativeBatcher:
             args,
             kwargs,
             rows,
-            (point, *signature(args, kwargs, rows)),
+            (
+                point,
+                None if point.switch is None else here.pipeline_run.variant,
+                *signature(args, kwargs, rows),
+            ),
             self._order,
         )
         self._suspended.append(call)
@@ -213,18 +259,22 @@ class CooperativeBatcher:
         return ended
 
     def _select(self) -> list[_Call]:
-        """Select the longest waiting call of the highest priority, and calls to batch with it."""
+        """Select calls to batch: of the highest priority, then in their order.
+
+        So runs stay in step, and meet in large batches. Where larger batches gain nothing, the runs
+        with the least work left come first instead, and only as many as gain.
+        """
         if not self._suspended:
             return []
-        first = min(self._suspended, key=lambda call: (-call.run.priority, call.order))
+        calls = sorted(self._suspended, key=lambda call: (-call.run.priority, call.order))
+        if self._is_saturated(calls[0]):
+            calls.sort(key=self._place)
+        first, *others = calls
         group, rows = [first], first.rows
         if first.point.batched:
-            others = sorted(
-                (call for call in self._suspended if call is not first),
-                key=lambda call: (-call.run.priority, call.order),
-            )
+            rows_max = self._sizes.rows_max(first.signature, self._rows_max)
             for call in others:
-                if call.signature != first.signature or rows + call.rows > self._rows_max:
+                if call.signature != first.signature or rows + call.rows > rows_max:
                     continue
                 if can_batch(
                     (first.args, first.kwargs), (call.args, call.kwargs), first.rows, call.rows
@@ -233,11 +283,28 @@ class CooperativeBatcher:
                     rows += call.rows
         chosen = set(map(id, group))
         self._suspended = [call for call in self._suspended if id(call) not in chosen]
+        for call in self._suspended:
+            call.run.passed_over += self._is_saturated(call)
+        if first.point.phase == "forward":
+            for call in group:
+                call.run.calls_left = max(call.run.calls_left - 1, 0)
         return group
+
+    def _is_saturated(self, call: _Call) -> bool:
+        """Whether batches of a call's shape are known to gain nothing beyond some rows."""
+        rows_max = self._sizes.rows_max(call.signature, self._rows_max)
+        return call.point.batched and rows_max < self._rows_max
+
+    def _place(self, call: _Call) -> tuple[float, bool, float, int]:
+        """Order calls of a saturated device: by priority, then by the work left of their runs."""
+        run, waits = call.run, not self._is_saturated(call)
+        return -run.priority, waits, urgency(run.calls_left, run.passed_over), call.order
 
     def _compute(self, point: BatchPoint, group: Sequence[_Call]) -> None:
         """Execute calls as one batch; if that fails, halve it until only the cause fails."""
         try:
+            if point.switch is not None:
+                point.switch(group[0].run.variant)
             if len(group) == 1:
                 call = group[0]
                 call.result = point.function(*call.args, **call.kwargs)
@@ -259,6 +326,11 @@ class CooperativeBatcher:
         half = len(group) // 2
         self._compute(point, group[:half])
         self._compute(point, group[half:])
+
+
+def is_in_run() -> bool:
+    """Whether the calling code is part of a run, so that a batch point would suspend it."""
+    return isinstance(getcurrent(), _RunGreenlet)
 
 
 def _check_placement(
@@ -284,7 +356,15 @@ def _layers(module: torch.nn.Module, *, deep: bool) -> Iterator[torch.nn.Module]
     """Yield a network's layers: the outermost only, or with ``deep`` those of all depths."""
     for part in module.modules() if deep else module.children():
         if isinstance(part, torch.nn.ModuleList):
-            yield from part
+            yield from (layer for layer in part if layer is not None)
+
+
+def _is_on_cuda(module: torch.nn.Module) -> bool:
+    return any(weight.is_cuda for weight in module.parameters())
+
+
+def _mark(*_: Any) -> None:
+    PROGRESS.mark()
 
 
 def _beat(*_: Any) -> None:

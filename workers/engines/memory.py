@@ -1,11 +1,36 @@
-"""Recognises lack of memory, which is caused by a request or the load, not by the engine; and tells
-how much a device has."""
+"""Recognises lack of memory, which is caused by a request or the load, not by the engine; and
+measures the memory of a device and of a model."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
 
 import torch
+
+from workers.contract.models import ModelSpec
+from workers.engines.footprint import weights_estimate
+from workers.engines.options import TorchOptions
+from workers.protocol.engine import Demand, Memory
+
+_DEPTH_MAX: Final = 5
+"""Depth to which modules are looked for in a loaded model."""
+_PARTS_MAX: Final = 1000
+"""Length of a collection beyond which it is a vocabulary, not one of modules."""
+
+_LIMITS: Final = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Where Linux tells the limit of a container, in both versions of its control groups."""
+_RESERVE: Final = 0.1
+"""Share of a device's memory that is left for activations, libraries and other programs."""
+_RESERVE_MIN_BYTES: Final = 2**30
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -16,10 +41,74 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def total_bytes(device: torch.device) -> int | None:
-    """Return the memory of a device; None if the system does not report it."""
+    """Return the memory of a device or, of a CPU, of the machine or its container; None if the
+    system does not report it."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
         return None
+    for limit in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # absent, or "max"
+            total = min(total, int(limit.read_text()))
+    return total
+
+
+def budget_bytes(device: torch.device) -> int | None:
+    """Return how much memory the models of a device can take; None if it is not known."""
+    total = total_bytes(device)
+    if total is None:
+        return None
+    reserve = max(int(total * _RESERVE), _RESERVE_MIN_BYTES)
+    return max(total - reserve, total // 2)
+
+
+def demand_of(spec: ModelSpec, options: TorchOptions, cache_bytes: int = 0) -> Demand:
+    """Estimate the memory of an entry's model. Raise ``OSError`` or ``ValueError`` if its files
+    cannot be read."""
+    device = options.torch_device
+    weights = weights_estimate(Path(spec.checkpoint), options.dtype) if spec.checkpoint else 0
+    return Demand(str(device), weights + cache_bytes, budget_bytes(device))
+
+
+def memory_of(
+    device: torch.device, weights_bytes: int, cache_bytes: int = 0, optional_bytes: int = 0
+) -> Memory:
+    """Return the memory of a model, with that of its device if it has its own."""
+    total, used = 0, 0
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        used = total - free
+    return Memory(weights_bytes, cache_bytes, total, used, optional_bytes)
+
+
+def weights_bytes(loaded: object) -> int:
+    """Return the bytes of all parameters and buffers in a loaded model; shared ones count once."""
+    sizes = {}
+    for module in _modules(loaded, 0, set()):
+        for tensor in chain(module.parameters(), module.buffers()):
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
+
+
+def _modules(value: Any, depth: int, seen: set[int]) -> Iterator[torch.nn.Module]:
+    """Find the modules in an object, in its attributes and in collections of them."""
+    if id(value) in seen or depth > _DEPTH_MAX:
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.nn.Module):
+        yield value
+        return
+    parts: list[Any] = []
+    if isinstance(value, Mapping | list | tuple | str | bytes):
+        if isinstance(value, str | bytes) or len(value) > _PARTS_MAX:
+            return
+        parts += value.values() if isinstance(value, Mapping) else value
+    elif not isinstance(value, type):
+        parts += getattr(value, "__dict__", {}).values()
+        if is_dataclass(value):
+            parts += [getattr(value, each.name, None) for each in fields(value)]
+    for part in parts:
+        yield from _modules(part, depth + 1, seen)

@@ -6,13 +6,19 @@ operator; none is silently adjusted.
 
 from __future__ import annotations
 
+import json
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import ClassVar, Final, TypeVar
 
 import msgspec
 import torch
 
+from workers import devices
 from workers.contract.models import ModelSpec
+from workers.engines import registry
 from workers.engines.registry import Serving
 from workers.protocol.engine import Hardware
 
@@ -25,7 +31,8 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {
     "fp8": torch.bfloat16,
 }
 UNQUANTIZED: Final = ("float32", "bfloat16", "float16")
-DEVICES: Final = ("auto", "cpu", "cuda")
+_STORED: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""Value of ``dtype`` by the name of a type in the header of a safetensors file."""
 
 
 class TorchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,9 +41,10 @@ class TorchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
     """Values of ``dtype`` that the engine supports."""
 
-    dtype: str = "float32"
+    dtype: str = "auto"
+    """``auto`` is the checkpoint's own type on CUDA, and float32 on a CPU; ``read`` replaces it."""
     device: str = "auto"
-    """``auto`` is CUDA if there is a device, otherwise the CPU."""
+    """``auto`` is CUDA if there is a device, otherwise the CPU. The first one of a list."""
     slots: int = 8
     """Maximum number of concurrent requests."""
     threads: int | None = None
@@ -45,13 +53,14 @@ class TorchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        return DTYPES[self.dtype]
+        return DTYPES["float32" if self.dtype == "auto" else self.dtype]
 
     @property
     def torch_device(self) -> torch.device:
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(self.device)
+        name = devices.parse(self.device)[0]
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        return torch.device("cuda:0" if name == "cuda" else name)
 
     @property
     def hardware(self) -> Hardware:
@@ -70,23 +79,60 @@ def read(spec: ModelSpec, kind: type[Own], *, counts: Iterable[str] = ()) -> Own
     """
     others = set(Serving.__struct_fields__) - set(kind.__struct_fields__)
     own = {name: value for name, value in spec.options.items() if name not in others}
+    if spec.engine == "diffusion":
+        own = {"slots": registry.default_slots(spec)} | own
     try:
         options = msgspec.convert(own, kind)
     except msgspec.ValidationError as error:
         accepted = ", ".join((*kind.__struct_fields__, *sorted(others)))
         raise ValueError(f"{error}; options of the engine {spec.engine} are {accepted}") from error
-    for name, names in (("dtype", kind.dtypes), ("device", DEVICES)):
-        if getattr(options, name) not in names:
-            raise ValueError(
-                f"{name} is {getattr(options, name)!r}; one of {', '.join(names)} is accepted"
-            )
+    if options.dtype not in ("auto", *kind.dtypes):
+        raise ValueError(
+            f"dtype is {options.dtype!r}; one of auto, {', '.join(kind.dtypes)} is accepted"
+        )
     for name in ("slots", "threads", *counts):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}; at least 1 is needed")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is cuda, but torch finds no CUDA device here")
-    if options.dtype == "float16" and options.torch_device.type == "cpu":
+    device = options.torch_device
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device is {options.device}, but torch finds {_found()} here")
+    if options.dtype == "auto":
+        dtype = "float32"
+        if device.type == "cuda" and spec.checkpoint is not None:
+            dtype = stored_dtype(Path(spec.checkpoint))
+            # A type that the engine cannot use is not one of its own weights.
+            dtype = dtype if dtype in kind.dtypes else "float32"
+        options = msgspec.structs.replace(options, dtype=dtype)
+    if options.dtype == "float16" and device.type == "cpu":
         # Measured: 0.4 to 3 GFLOP/s; the same core reaches 200 in bfloat16 and 90 in float32.
         raise ValueError("float16 is many times slower than bfloat16 on a CPU; use that or float32")
     return options
+
+
+def stored_dtype(checkpoint: Path) -> str:
+    """Return the type of most of a checkpoint's weights: float32, bfloat16 or float16.
+
+    ``checkpoint`` is a directory, whose subdirectories count as well, or a file. Weights in types
+    of eight bits, and files that are not safetensors, count as bfloat16 if there is nothing else.
+    """
+    files = [checkpoint] if checkpoint.is_file() else sorted(checkpoint.glob("**/*.safetensors"))
+    weights: Counter[str] = Counter()
+    for file in files:
+        try:
+            with file.open("rb") as opened:
+                header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+            for name, tensor in header.items():
+                if name != "__metadata__" and (stored := _STORED.get(tensor["dtype"])):
+                    weights[stored] += math.prod(tensor["shape"])
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            continue  # the loader reports what is wrong with the file
+    return weights.most_common(1)[0][0] if weights else "bfloat16"
+
+
+def _found() -> str:
+    count = torch.cuda.device_count()
+    if not count and torch.version.cuda is None and torch.version.hip is None:
+        return "no CUDA device, because it was built without CUDA,"
+    names = ", ".join(f"cuda:{index}" for index in range(count))
+    return names or "no CUDA device"

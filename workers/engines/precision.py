@@ -6,11 +6,15 @@ has the weights prepacked in its own layout. ``fp8`` (E4M3) takes half the bytes
 input is quantised too if the device multiplies such numbers (CUDA from compute capability 8.9 on).
 Elsewhere the weights are widened for each product, which costs more time than it saves: there
 ``fp8`` is for checking, not for serving. Embeddings and the language model's head stay as they are.
+
+The layout of weights and the kernel depend on the device, so each layer chooses them in its first
+forward pass there, not when it is made.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -25,64 +29,124 @@ _PACKED_FROM: Final = 1 << 20
 """Minimum weights of a layer to prepack; for smaller ones the call costs more than it saves."""
 _CUDA_ROWS: Final = 32
 """Rows to which CUDA's integer product is padded: it requires more than 16."""
+_INT8_MULTIPLE: Final = 8
+_FP8_MULTIPLE: Final = 16
+"""CUDA's products require sizes of a matrix that are multiples of these; others are widened."""
 
 
-def quantize(model: Any, dtype: str) -> None:
-    """Replace the linear layers of a model in place, all but a language model's head."""
+def quantize(model: nn.Module, dtype: str, device: torch.device) -> None:
+    """Replace the linear layers of a model in place, all but a language model's head.
+
+    Each layer is moved to ``device``, quantised there and replaced before the next one, so that the
+    device needs room for the quantised model and one layer. The rest of the model is not moved.
+    """
     if dtype not in QUANTIZED:
         return
     linear_class = Int8Linear if dtype == "int8" else Fp8Linear
-    get_head = getattr(model, "get_output_embeddings", None)
+    get_head: Any = getattr(model, "get_output_embeddings", None)
     head = get_head() if get_head else None
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear) and child is not head:
-                setattr(module, name, linear_class(child))
+                setattr(module, name, linear_class(child.to(device)))
 
 
-class Int8Linear(nn.Module):
-    """``weight`` ``(in, out)`` int8, as the product requires, or ``(out, in)`` in oneDNN's layout;
-    ``scale`` ``(out,)`` float32."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        weight = linear.weight.detach().float()
-        scale = (weight.abs().amax(dim=1) / 127).clamp_min(_TINY)
-        rounded = (weight / scale[:, None]).round().to(torch.int8)
-        self.register_buffer("scale", scale)
-        self.bias = linear.bias
-        self._packed: Any = None
-        self.packed_bytes = 0
-        if _packs(linear):
-            self._packed = torch.ops.onednn.qlinear_prepack(rounded, [4, linear.in_features])
-            self.packed_bytes = rounded.numel()
-            self.register_buffer("zeros", torch.zeros(len(scale), dtype=torch.int32))
-        else:
-            self.register_buffer("weight", rounded.t().contiguous())
+class _QuantizedLinear(nn.Module):
+    """``weight`` ``(out, in)`` of eight bits, ``scale`` ``(out,)`` float32."""
 
     weight: torch.Tensor
     scale: torch.Tensor
-    zeros: torch.Tensor
+
+    def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: nn.Parameter | None):
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", scale)
+        self.bias = bias
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """Move the buffers with the module, but never cast them."""
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types here
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is not None and new is not None and new.dtype != old.dtype:
+                self._buffers[name] = old.to(new.device)
+        return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, x.shape[-1]).float()
-        scale = (rows.abs().amax(dim=1, keepdim=True) / 127).clamp_min(_TINY)
-        rounded = (rows / scale).round()
-        # An integer cannot be NaN; NaN survives because the scale of its row is NaN as well.
-        if self._packed is not None:
-            product = _multiply_packed(rounded, self._packed, self.scale, self.zeros)
-            out = (product * scale).to(x.dtype)
-        else:
-            out = (self._multiply(rounded.to(torch.int8)) * scale * self.scale).to(x.dtype)
+        out = self._product(x.reshape(-1, x.shape[-1]))
         if self.bias is not None:
             out = out + self.bias
         return out.view(*x.shape[:-1], -1)
 
+    def _product(self, rows: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def _widened(self, rows: torch.Tensor) -> torch.Tensor:
+        return F.linear(rows, self.weight.to(rows.dtype)) * self.scale.to(rows.dtype)
+
+    def _divides(self, multiple: int) -> bool:
+        return all(size % multiple == 0 for size in self.weight.shape)
+
+
+class Int8Linear(_QuantizedLinear):
+    """On a CPU, large weights are in oneDNN's layout after the first product, and no buffer."""
+
+    zeros: torch.Tensor
+
+    def __init__(self, linear: nn.Linear) -> None:
+        weight = linear.weight.detach().float()
+        scale = (weight.abs().amax(dim=1) / 127).clamp_min(_TINY)
+        super().__init__((weight / scale[:, None]).round().to(torch.int8), scale, linear.bias)
+        self._packed: Any = None
+        self.packed_bytes = 0
+        self._laid_out: torch.device | None = None
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        if self._packed is not None and self.scale.device.type != "cpu":
+            raise RuntimeError("weights that were prepacked for the CPU cannot be moved")
+        self._laid_out = None
+        return self
+
+    def _product(self, rows: torch.Tensor) -> torch.Tensor:
+        if self._laid_out != self.scale.device:
+            self._lay_out()
+        if self._packed is None and not _on_cpu(rows) and not self._divides(_INT8_MULTIPLE):
+            return self._widened(rows)
+        numbers = rows.float()
+        scale = (numbers.abs().amax(dim=1, keepdim=True) / 127).clamp_min(_TINY)
+        rounded = (numbers / scale).round()
+        # An integer cannot be NaN; NaN survives because the scale of its row is NaN as well.
+        if self._packed is not None:
+            product = _multiply_packed(rounded, self._packed, self.scale, self.zeros)
+            return (product * scale).to(rows.dtype)
+        return (self._multiply(rounded.to(torch.int8)) * scale * self.scale).to(rows.dtype)
+
+    def _lay_out(self) -> None:
+        """Store the weights as the product of their device reads them fastest."""
+        self._laid_out = self.scale.device
+        if self._packed is not None:
+            return
+        if not _on_cpu(self.weight):
+            self.weight = self.weight.contiguous()  # its transpose is read by columns, as required
+        elif self.weight.numel() >= _PACKED_FROM and _packed_products_are_exact():
+            self._packed = torch.ops.onednn.qlinear_prepack(self.weight, [4, self.weight.shape[1]])
+            self.packed_bytes = self.weight.numel()
+            self.register_buffer("zeros", torch.zeros(len(self.scale), dtype=torch.int32))
+            del self.weight
+        else:
+            self.weight = self.weight.t().contiguous().t()
+
     def _multiply(self, rounded: torch.Tensor) -> torch.Tensor:
         count = len(rounded)
-        if rounded.is_cuda and count < _CUDA_ROWS:
+        if not _on_cpu(rounded) and count < _CUDA_ROWS:
             rounded = F.pad(rounded, (0, 0, 0, _CUDA_ROWS - count))
-        return torch._int_mm(rounded, self.weight)[:count]
+        return torch._int_mm(rounded, self.weight.t())[:count]
+
+
+def _on_cpu(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
 
 def _multiply_packed(
@@ -95,14 +159,6 @@ def _multiply_packed(
         *(1.0, 0, torch.float32, "none", [], ""),
     )
     return product
-
-
-def _packs(linear: nn.Linear) -> bool:
-    return (
-        linear.weight.device.type == "cpu"
-        and linear.weight.numel() >= _PACKED_FROM
-        and _packed_products_are_exact()
-    )
 
 
 @functools.cache
@@ -121,35 +177,17 @@ def _packed_products_are_exact() -> bool:
     return bool((product == size * most * most).all())
 
 
-class Fp8Linear(nn.Module):
-    """``weight`` ``(out, in)`` E4M3, ``scale`` ``(out,)`` float32."""
+class Fp8Linear(_QuantizedLinear):
+    """``weight`` is E4M3."""
 
     def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
         weight = linear.weight.detach().float()
         scale = (weight.abs().amax(dim=1) / _FP8_MAX).clamp_min(_TINY)
-        self.register_buffer("weight", (weight / scale[:, None]).to(FP8))
-        self.register_buffer("scale", scale)
-        self.bias = linear.bias
-        device = linear.weight.device
-        self._multiplies = device.type == "cuda" and (
-            torch.cuda.get_device_capability(device) >= (8, 9)
-        )
+        super().__init__((weight / scale[:, None]).to(FP8), scale, linear.bias)
 
-    weight: torch.Tensor
-    scale: torch.Tensor
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        if self._multiplies:
-            out = self._multiply(rows)
-        else:
-            out = F.linear(rows, self.weight.to(x.dtype)) * self.scale.to(x.dtype)
-        if self.bias is not None:
-            out = out + self.bias
-        return out.view(*x.shape[:-1], -1)
-
-    def _multiply(self, rows: torch.Tensor) -> torch.Tensor:
+    def _product(self, rows: torch.Tensor) -> torch.Tensor:
+        if not (self._divides(_FP8_MULTIPLE) and _multiplies_fp8(rows.device)):
+            return self._widened(rows)
         largest = rows.float().abs().amax(dim=1, keepdim=True)
         scale = (largest / _FP8_MAX).clamp_min(_TINY)
         out: torch.Tensor = torch._scaled_mm(
@@ -160,6 +198,11 @@ class Fp8Linear(nn.Module):
             out_dtype=torch.bfloat16,
         )
         return out.to(rows.dtype)
+
+
+@functools.cache
+def _multiplies_fp8(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def weight_bytes(model: nn.Module) -> int:

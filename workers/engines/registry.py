@@ -48,6 +48,9 @@ class EngineEntry:
     the longest single kernel."""
 
 
+VIDEO_SLOTS: Final = 2
+"""Default slots of models that make video: one alone saturates a device, and each takes memory."""
+
 ENGINES: Final = {
     "diffusion": EngineEntry(
         "workers.engines.diffusion.engine",
@@ -72,6 +75,12 @@ ENGINES: Final = {
         "MusicEngine",
         packages=("torch", "transformers", "safetensors", "tokenizers", "av", "mido"),
     ),
+    "rerank": EngineEntry(
+        "workers.engines.reranking.engine",
+        "RerankEngine",
+        packages=("torch", "transformers", "safetensors", "tokenizers"),
+        slots=32,
+    ),
     "speech": EngineEntry(
         "workers.engines.speech.engine",
         "SpeechEngine",
@@ -84,6 +93,11 @@ ENGINES: Final = {
         "workers.engines.talking.engine",
         "TalkingEngine",
         packages=("torch", "safetensors", "av", "PIL"),
+    ),
+    "transcription": EngineEntry(
+        "workers.engines.transcription.engine",
+        "TranscriptionEngine",
+        packages=("torch", "transformers", "safetensors", "tokenizers", "av"),
     ),
     "upscale": EngineEntry(
         "workers.engines.upscale.engine",
@@ -124,7 +138,14 @@ def step_limit_s(spec: ModelSpec) -> float:
 def slots(spec: ModelSpec) -> int:
     """Return the entry's ``concurrency`` or, without it, the jobs of this model in a step."""
     options = serving(spec)
-    return options.concurrency or options.slots or ENGINES[spec.engine or ""].slots
+    return options.concurrency or options.slots or default_slots(spec)
+
+
+def default_slots(spec: ModelSpec) -> int:
+    """Return the jobs of an entry in a step if its options do not say."""
+    if spec.engine == "diffusion" and spec.task.endswith("-to-video"):
+        return VIDEO_SLOTS
+    return ENGINES[spec.engine or ""].slots
 
 
 def create(spec: ModelSpec) -> Engine:
@@ -139,5 +160,7 @@ def create(spec: ModelSpec) -> Engine:
             "`hf download OWNER/NAME --local-dir DIRECTORY`"
         )
     entry = ENGINES[spec.engine or ""]
+    if "torch" in entry.packages:
+        importlib.import_module("workers.engines.devices").select(spec.options.get("device"))
     factory = getattr(importlib.import_module(entry.module), entry.factory)
     return cast(Callable[[ModelSpec], Engine], factory)(spec)

@@ -18,7 +18,7 @@ import torch
 
 from workers.contract.jobs import Failed, FailureCode, Job, RequestId, Usage
 from workers.contract.models import ModelSpec
-from workers.engines.memory import total_bytes
+from workers.engines.memory import demand_of, memory_of, total_bytes, weights_bytes
 from workers.engines.options import TorchOptions
 from workers.engines.threads import threads_for, use_threads
 from workers.media.pixels import MediaError
@@ -26,8 +26,10 @@ from workers.protocol.engine import (
     Admission,
     Admitted,
     CancelReason,
+    Demand,
     Hardware,
     Inspected,
+    Memory,
     PhaseClock,
     Prepared,
     StepReport,
@@ -59,6 +61,7 @@ class TorchEngine(ABC, Generic[OptionsT, ModelT, RequestT]):
         self._options = options
         self._threads = 1
         self._loaded: ModelT | None = None
+        self._weights_bytes = 0
         self._running: dict[RequestId, RequestT] = {}
 
     @property
@@ -70,6 +73,14 @@ class TorchEngine(ABC, Generic[OptionsT, ModelT, RequestT]):
     def hardware(self) -> Hardware:
         return self._options.hardware
 
+    @property
+    def memory(self) -> Memory:
+        return memory_of(self._options.torch_device, self._weights_bytes)
+
+    def demand(self) -> Demand:
+        found = self._inspect() or Inspected()
+        return demand_of(self._spec, self._options, found.cache_bytes)
+
     def inspect(self) -> Inspected:
         found, device = self._inspect() or Inspected(), self._options.torch_device
         return replace(found, device=self.hardware.device, memory_bytes=total_bytes(device))
@@ -77,6 +88,7 @@ class TorchEngine(ABC, Generic[OptionsT, ModelT, RequestT]):
     def load(self) -> None:
         """Load the weights and warm up. Raise ``ValueError`` with the reason if that fails."""
         self._loaded = self._load()
+        self._weights_bytes = weights_bytes(self._loaded)
 
     def unload(self) -> None:
         self._loaded = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from workers.contract.jobs import Event, Failed, Job, Outcome, RequestId, Usage
 
@@ -75,6 +75,8 @@ class StepReport:
     weights: Mapping[RequestId, float]
     events: Sequence[tuple[RequestId, Event | Deferred]] = field(default_factory=tuple)
     outcomes: Sequence[tuple[RequestId, Outcome | Deferred]] = field(default_factory=tuple)
+    preprocess: Mapping[RequestId, float] = field(default_factory=dict)
+    """Weights of the phase ``preprocess`` if they differ, as when a request is only prepared."""
 
 
 @runtime_checkable
@@ -124,8 +126,55 @@ class Placed(Protocol):
     def hardware(self) -> Hardware: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory of a loaded model, and of its device; a device's is 0 if the process's counts."""
+
+    weights_bytes: int = 0
+    cache_bytes: int = 0
+    device_bytes: int = 0
+    device_used_bytes: int = 0
+    optional_bytes: int = 0
+    """Part of ``cache_bytes`` without which the model can be loaded."""
+
+
+@runtime_checkable
+class Weighed(Protocol):
+    """An engine that can tell how much memory its model takes once it is loaded."""
+
+    @property
+    def memory(self) -> Memory: ...
+
+
+class Demand(NamedTuple):
+    """Memory that a model takes on a device, and the most that all models on it can take."""
+
+    device: str = ""
+    bytes: int = 0
+    budget_bytes: int | None = None
+    """None: no limit is known."""
+
+
+@runtime_checkable
+class Sized(Protocol):
+    """An engine that can estimate the memory of its model before it is loaded."""
+
+    def demand(self) -> Demand:
+        """Estimate the memory from the checkpoint, without reading the weights."""
+        ...
+
+
+@runtime_checkable
+class Elastic(Protocol):
+    """An engine whose model takes more memory than its ``demand`` if there is room."""
+
+    def allow(self, memory_bytes: int | None) -> None:
+        """Set the maximum memory of the next load; None if no limit is known."""
+        ...
+
+
 class Engine(Protocol):
-    """One loaded model.
+    """One model, in memory or not.
 
     A request belongs to the engine from ``admit`` until a report contains its outcome. If ``step``
     raises, the loop fails all requests of the engine and continues with the other engines. Only out
@@ -134,7 +183,10 @@ class Engine(Protocol):
     """
 
     def load(self) -> None:
-        """Read weights and warm up. Raise with a message for the operator if that fails."""
+        """Read weights and warm up. Raise with a message for the operator if that fails.
+
+        Called again after ``unload``, as often as the model is wanted.
+        """
         ...
 
     def unload(self) -> None:

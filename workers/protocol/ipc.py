@@ -23,6 +23,8 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
     worker: str
     models: tuple[ModelSpec, ...]
     preload: bool
+    budget_bytes: int | None = None
+    """Maximum memory of the models on each device. Default: the device's, less a reserve."""
 
 
 class JobHandoff(msgspec.Struct, frozen=True, array_like=True):
@@ -62,7 +64,19 @@ class RemoveModel(msgspec.Struct, frozen=True, tag="remove"):
     model: str
 
 
-Command: TypeAlias = Configure | Admit | Cancel | Withdraw | AddModel | RemoveModel
+class LoadModel(msgspec.Struct, frozen=True, tag="load"):
+    """Load a model now that would be loaded for its first job."""
+
+    model: str
+
+
+class Measure(msgspec.Struct, frozen=True, tag="measure"):
+    """Report what the process has done, and its memory."""
+
+
+Command: TypeAlias = (
+    Configure | Admit | Cancel | Withdraw | AddModel | RemoveModel | LoadModel | Measure
+)
 
 
 # --- From the engine process ---------------------------------------------------------------------
@@ -86,6 +100,16 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
     model: str
     problem: str | None = None
     """Reason why loading failed, for the operator."""
+    device: str = ""
+    """Name of the device that the model runs on, such as ``NVIDIA H200``."""
+    dtype: str = ""
+    """Precision of its weights."""
+
+
+class Unloaded(msgspec.Struct, frozen=True, tag="unloaded"):
+    """A model is not in memory for lack of room; it is loaded for its next job."""
+
+    model: str
 
 
 class Withdrawn(msgspec.Struct, frozen=True, tag="withdrawn"):
@@ -103,7 +127,37 @@ class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
     outcomes: tuple[tuple[RequestId, Outcome], ...] = ()
 
 
-Report: TypeAlias = Ready | Loading | Loaded | KeepAlive | Stepped | Withdrawn
+class ModelMeasures(msgspec.Struct, frozen=True, array_like=True):
+    """A model's busy time since it was added, and its memory now."""
+
+    busy_us: int
+    weights_bytes: int = 0
+    cache_bytes: int = 0
+    used_ms: int = 0
+    """End of its last load or job in Unix milliseconds; 0 if it was never loaded."""
+    loads: int = 0
+    """Number of times that it was loaded."""
+    load_us: int = 0
+    """Duration of its last load."""
+    resident_bytes: int = 0
+    """Memory that it counts for while it is loaded: weights, cache and what else its load took."""
+    longest_us: int = 0
+    """Longest step since it was added."""
+
+
+class Measured(msgspec.Struct, frozen=True, tag="measured"):
+    """The process's work since it started, and the memory of its device."""
+
+    busy_us: int = 0
+    steps: int = 0
+    bytes_total: int = 0
+    bytes_used: int = 0
+    budget_bytes: int = 0
+    """Maximum memory of its models; 0 if there is no limit."""
+    models: dict[str, ModelMeasures] = {}
+
+
+Report: TypeAlias = Ready | Loading | Loaded | Unloaded | KeepAlive | Stepped | Withdrawn | Measured
 
 # --- Framing -------------------------------------------------------------------------------------
 

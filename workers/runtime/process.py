@@ -5,8 +5,10 @@ closed and, on Linux, also by a signal of the kernel, so that a killed agent lea
 behind that occupies the device. It knows neither queue nor leases; if it crashes, its agent
 requeues its jobs. Commands are read between steps, without blocking while there is work.
 
-Models are loaded one by one, in the order of the catalog. Each is served as soon as it is loaded;
-while the next one loads, running jobs wait. Models can be added and removed at any time.
+Models are loaded one by one, in the order of the catalog, as long as they fit the memory; the
+others are loaded for their first job, in place of models that are not used. Each is served as soon
+as it is loaded; while the next one loads, running jobs wait. Models can be added and removed at any
+time.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from workers.contract.jobs import Failed
 from workers.contract.models import ModelSpec
 from workers.engines import registry
 from workers.failures import DeviceLostError
@@ -39,10 +42,13 @@ from workers.protocol.ipc import (
     KeepAlive,
     Loaded,
     Loading,
+    LoadModel,
+    Measure,
     Ready,
     RemoveModel,
     Report,
     Stepped,
+    Unloaded,
     Withdraw,
     Withdrawn,
     command_unpacker,
@@ -50,7 +56,10 @@ from workers.protocol.ipc import (
 )
 from workers.pulse import PULSE
 from workers.runtime.background import Background, StuckError
-from workers.runtime.step_loop import StepLoop
+from workers.runtime.lanes import Lane
+from workers.runtime.measuring import measure
+from workers.runtime.residency import Change
+from workers.runtime.step_loop import NOT_LOADED, StepLoop
 
 log = logging.getLogger(__name__)
 
@@ -125,14 +134,16 @@ def serve(connection: Connection) -> None:
     configure, *rest = connection.receive(wait=True)
     assert isinstance(configure, Configure)
     pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="background")
+    waiting: dict[str, ModelSpec] = {}
     loop = StepLoop(
         worker=configure.worker,
         now_us=_now_us,
         unix_ms=lambda: time.time_ns() // 1_000_000,
         background=Background(_now_us, pool.submit, connection.wake),
+        budget_bytes=configure.budget_bytes,
+        expected=waiting.keys(),
     )
     PULSE.send = lambda: connection.send(KeepAlive())
-    waiting: dict[str, ModelSpec] = {}
     preload = configure.preload
     _apply(loop, list(map(AddModel, configure.models)), connection, waiting, preload=preload)
     connection.send(Ready())
@@ -145,17 +156,26 @@ def serve(connection: Connection) -> None:
         if waiting and (loop.idle or time.monotonic() >= next_load_s):
             _start(loop, waiting.pop(next(iter(waiting))), connection)
             next_load_s = time.monotonic() + _LOAD_PAUSE_S
-        while model := loop.missing_model:
-            _load(loop, model, connection)
+        # One change for each turn: a model that was loaded for its jobs must admit them first.
+        if loop.residency.is_pending and (change := loop.residency.next()) is not None:
+            _carry_out(loop, change, connection)
         if not loop.idle:
             report = loop.turn()
             connection.send(Stepped(loop.busy_us, tuple(report.events), tuple(report.outcomes)))
 
 
 def _start(loop: StepLoop, spec: ModelSpec, connection: Connection) -> None:
+    """Create the engine of a model, and load it if that needs no other model's memory."""
     connection.send(Loading(spec.name))
-    if _create(loop, spec, connection):
-        _load(loop, spec.name, connection)
+    if not _create(loop, spec, connection):
+        return
+    lane, residency = loop.lanes[spec.name], loop.residency
+    if residency.fits(lane):
+        _load(loop, lane.model, connection)
+    elif (problem := residency.problem(lane)) is not None:
+        _carry_out(loop, Change(lane, problem=problem), connection)
+    else:
+        connection.send(Unloaded(lane.model))
 
 
 def _create(loop: StepLoop, spec: ModelSpec, connection: Connection) -> bool:
@@ -170,6 +190,7 @@ def _create(loop: StepLoop, spec: ModelSpec, connection: Connection) -> bool:
         return False
     finally:
         gc.enable()
+        gc.freeze()
     return True
 
 
@@ -192,6 +213,11 @@ def _apply(
                 for handed in jobs:
                     if handed.job.model in waiting:
                         _start(loop, waiting.pop(handed.job.model), connection)
+                    if handed.job.model not in loop.lanes:  # its engine could not be created
+                        failed = Failed("model_load_failed", NOT_LOADED, worker=loop.worker)
+                        outcome = (handed.job.request_id, failed)
+                        connection.send(Stepped(loop.busy_us, (), (outcome,)))
+                        continue
                     loop.admit(
                         handed.job,
                         queue_us=handed.queue_us,
@@ -206,12 +232,47 @@ def _apply(
                 waiting[spec.name] = spec
             case AddModel(spec):
                 _create(loop, spec, connection)
+            case LoadModel(model):
+                if model in waiting:
+                    _start(loop, waiting.pop(model), connection)
+                if (lane := loop.lanes.get(model)) is not None:
+                    lane.wished = not lane.loaded
+            case Measure():
+                connection.send(measure(loop))
             case RemoveModel(model):
                 if waiting.pop(model, None) is None:
-                    loop.remove(model)
-                    gc.unfreeze()
-                    gc.collect()
-                    gc.freeze()
+                    with _freeing():
+                        loop.remove(model)
+
+
+def _carry_out(loop: StepLoop, change: Change, connection: Connection) -> None:
+    model = change.load.model
+    if change.problem is not None:
+        log.error("a model does not fit", extra={"model": model, "problem": change.problem})
+        loop.refuse(model, change.problem)
+        connection.send(Loaded(model, change.problem))
+        return
+    for lane in change.unload:
+        _unload(loop, lane, connection, in_favour_of=model)
+    _load(loop, model, connection)
+
+
+def _unload(loop: StepLoop, lane: Lane, connection: Connection, *, in_favour_of: str) -> None:
+    log.info("model unloaded", extra={"model": lane.model, "in_favour_of": in_favour_of})
+    with _freeing():
+        loop.unload(lane.model)
+    connection.send(Unloaded(lane.model))
+
+
+@contextlib.contextmanager
+def _freeing() -> Iterator[None]:
+    """Let an engine's ``unload`` collect its cycles; frozen objects are not collected."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _load(loop: StepLoop, model: str, connection: Connection) -> None:
@@ -219,7 +280,17 @@ def _load(loop: StepLoop, model: str, connection: Connection) -> None:
     problem = loop.load(model)
     gc.collect()
     gc.freeze()  # weights live long; exclude them from collections
-    connection.send(Loaded(model, problem))
+    lane = loop.lanes[model]
+    if problem is None and not lane.loaded:
+        connection.send(Unloaded(model))
+        return
+    runs_on = lane.hardware
+    if problem is None:
+        place = {"model": model, "device": runs_on.device, "dtype": runs_on.dtype}
+        log.info("model loaded", extra=place)
+    connection.send(Loaded(model, problem, runs_on.device, runs_on.dtype))
+    for other in loop.residency.excess(lane):
+        _unload(loop, other, connection, in_favour_of=model)
 
 
 def _die_with_agent(connected: socket.socket) -> None:

@@ -14,16 +14,12 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Final
 
-import msgspec
-
-from workers.contract.attempts import RunDetails
-from workers.contract.delivered import chargeable
 from workers.contract.jobs import (
     AudioChunk,
     Cancelled,
@@ -42,17 +38,21 @@ from workers.protocol.engine import (
     Admitted,
     CancelReason,
     Deferred,
+    Elastic,
     Engine,
     Placed,
     Prepared,
     Preparing,
     StepReport,
     Wait,
+    Weighed,
 )
 from workers.runtime.background import Background, Done
 from workers.runtime.fairness import DeficitRoundRobin
-from workers.runtime.lanes import Lane, Run
-from workers.runtime.step_times import Stopwatch, apportion
+from workers.runtime.lanes import Lane, Run, as_deferred
+from workers.runtime.outcomes import complete
+from workers.runtime.residency import Residency
+from workers.runtime.step_times import Stopwatch, apportion_phases
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,8 @@ FINISHING_MAX: Final = 8
 DEADLINES_KEPT: Final = 100
 """Deadlines of ended jobs that are kept before the heap is cleaned up."""
 PATIENCE_S: Final = 0.1
-"""Interval of deadline checks while the engines wait for deferred work."""
+"""Interval of checks while the engines wait for deferred work, or a model for memory."""
+NOT_LOADED: Final = "The model could not be loaded."
 
 
 @dataclass(slots=True)
@@ -80,6 +81,7 @@ class StepLoop:
     """``now_us`` is a monotonic clock; ``unix_ms`` is the wall clock that deadlines refer to.
 
     ``background`` runs work that needs no device; by default immediately, in this thread.
+    ``budget_bytes`` and ``expected`` are those of ``Residency``.
     """
 
     def __init__(
@@ -90,16 +92,20 @@ class StepLoop:
         unix_ms: Callable[[], int],
         quantum_us: int = QUANTUM_US,
         background: Background | None = None,
+        budget_bytes: int | None = None,
+        expected: Collection[str] = (),
     ) -> None:
         self.busy_us = 0
-        self._worker = worker
+        self.steps = 0
+        self.lanes: dict[str, Lane] = {}
+        self.residency = Residency(self.lanes, now_us, budget_bytes, expected)
+        self.worker = worker
         self._now_us = now_us
         self._unix_ms = unix_ms
         self._quantum_us = quantum_us
         self._background = background or Background(now_us)
         self._turns = DeficitRoundRobin(quantum_us)
         self._watch = Stopwatch(now_us)
-        self._lanes: dict[str, Lane] = {}
         self._runs: dict[RequestId, Run] = {}
         self._deadlines: list[tuple[int, RequestId]] = []
         self._starved: Lane | None = None
@@ -110,31 +116,56 @@ class StepLoop:
     def add(self, model: str, engine: Engine, *, weight: float = 1.0) -> None:
         """Register an engine for a model. Weights are loaded by ``load``."""
         self._turns.add(model, weight)
-        self._lanes[model] = Lane(model, engine, isinstance(engine, Preparing))
+        self.lanes[model] = Lane(model, engine, isinstance(engine, Preparing))
 
     def load(self, model: str) -> str | None:
-        """Load an engine's weights. On failure, fail its waiting jobs and return the reason."""
-        lane = self._lanes[model]
+        """Load an engine's weights. On failure, fail its waiting jobs and return the reason.
+
+        If memory is lacking and other models could leave, it stays to be loaded when they have.
+        """
+        lane = self.lanes[model]
+        used_before = (
+            lane.engine.memory.device_used_bytes if isinstance(lane.engine, Weighed) else 0
+        )
+        if isinstance(lane.engine, Elastic):
+            lane.engine.allow(self.residency.room(lane))
         lane.load_started_us = self._now_us()
         try:
             lane.engine.load()
         except Exception as error:
             raise_if_device_is_lost(error)
             log.exception("could not load a model", extra={"model": model})
-            lane.broken = f"{type(error).__name__}: {error}"
-        lane.load_ended_us = self._now_us()
-        lane.loaded = lane.broken is None
-        if lane.loaded and isinstance(lane.engine, Placed):
+            failure = describe(error)
+            if failure.code != "out_of_memory" or not self.residency.note_shortage(lane):
+                self.refuse(model, f"{type(error).__name__}: {error}")
+            return lane.broken
+        lane.load_ended_us = lane.used_us = self._now_us()
+        lane.loaded, lane.wished = True, False
+        lane.loads += 1
+        self.residency.measure(lane, used_before)
+        if isinstance(lane.engine, Placed):
             lane.hardware = lane.engine.hardware
-        while lane.broken and lane.waiting:
-            self._fail(
-                lane.waiting.popleft(), "model_load_failed", "The model could not be loaded."
-            )
-        return lane.broken
+        return None
+
+    def refuse(self, model: str, problem: str) -> None:
+        """Fail the waiting jobs of a model that cannot be loaded, and those that come."""
+        lane = self.lanes[model]
+        lane.broken, lane.wished = problem, False
+        while lane.waiting:
+            self._fail(lane.waiting.popleft(), "model_load_failed", NOT_LOADED)
+
+    def unload(self, model: str) -> None:
+        """Free the memory of a model without running jobs. It is loaded again for its next one."""
+        lane = self.lanes[model]
+        assert lane.loaded
+        assert not lane.admitted
+        lane.loaded = lane.leaving = False
+        self.residency.note_unload(lane)
+        lane.engine.unload()
 
     def remove(self, model: str) -> None:
         """Free a model that has no jobs. No effect without an engine for it."""
-        if (lane := self._lanes.pop(model, None)) is not None:
+        if (lane := self.lanes.pop(model, None)) is not None:
             self._turns.remove(model)
             self._starved = None  # a lane that still lacks room blocks the others again
             if lane.loaded:
@@ -149,11 +180,11 @@ class StepLoop:
         """
         if job.request_id in self._runs:
             raise ValueError(f"{job.request_id} is already in the loop")
-        lane = self._lanes[job.model]
+        lane = self.lanes[job.model]
         run = Run(job, lane, queue_us, leased_us, files)
         self._runs[job.request_id] = run
         if lane.broken is not None:
-            self._fail(run, "model_load_failed", "The model could not be loaded.")
+            self._fail(run, "model_load_failed", NOT_LOADED)
             return
         lane.waiting.append(run)
         if job.deadline_ms:
@@ -183,21 +214,13 @@ class StepLoop:
 
     def withdraw(self) -> list[RequestId]:
         """Remove the jobs that have not started, and return their ids."""
-        waiting = [run for lane in self._lanes.values() for run in lane.waiting]
+        waiting = [run for lane in self.lanes.values() for run in lane.waiting]
         for run in waiting:
             run.lane.waiting.clear()
             self._background.drop(run)
             del self._runs[run.job.request_id]
         self._starved = None
         return [run.job.request_id for run in waiting]
-
-    @property
-    def missing_model(self) -> str | None:
-        """A model with waiting jobs whose weights are not loaded, or None."""
-        for lane in self._lanes.values():
-            if lane.waiting and not lane.loaded:
-                return lane.model
-        return None
 
     @property
     def idle(self) -> bool:
@@ -208,10 +231,10 @@ class StepLoop:
     def patience_s(self) -> float | None:
         """Time that the caller can wait before the next turn; None: until the next command."""
         if self.idle:
-            return None
+            return PATIENCE_S if self.residency.is_pending else None
         if self._report.outcomes or self._background.has_done:
             return 0.0
-        for lane in self._lanes.values():
+        for lane in self.lanes.values():
             if (lane.admitted and not lane.awaits_background) or self._next_admissible(
                 lane
             ) is not None:
@@ -225,18 +248,18 @@ class StepLoop:
         self._apply_deadlines()
         for done in self._background.take():
             self._apply_done(done)
-        for lane in self._lanes.values():
-            if lane.waiting and lane.loaded:
+        for lane in self.lanes.values():
+            if lane.waiting and lane.loaded and not lane.leaving:
                 self._prepare_waiting(lane)
                 if not lane.at_capacity:
                     self._admit_waiting(lane)
         ready = [
             model
-            for model, lane in self._lanes.items()
+            for model, lane in self.lanes.items()
             if lane.admitted and not lane.awaits_background
         ]
         if ready:
-            self._step(self._lanes[self._turns.choose(ready)])
+            self._step(self.lanes[self._turns.choose(ready)])
         report, self._report = self._report, TurnReport()
         return report
 
@@ -262,7 +285,9 @@ class StepLoop:
 
     def _next_admissible(self, lane: Lane) -> Run | None:
         """Return the next job to admit. Jobs whose files have been read overtake the others."""
-        if lane.at_capacity or not lane.loaded or len(lane.finishing) >= FINISHING_MAX:
+        if lane.at_capacity or lane.leaving or not lane.loaded:
+            return None
+        if len(lane.finishing) >= FINISHING_MAX:
             return None
         for run in lane.waiting:
             if not (lane.prepares and run.files) or isinstance(run.files, Prepared):
@@ -283,9 +308,8 @@ class StepLoop:
                 log.exception("admission failed", extra={"request_id": run.job.request_id})
                 admission = describe(error)
             spent = self._watch.stop(rest="preprocess")
-            busy_us = sum(spent)
-            spent_us += busy_us
-            self._charge(lane, busy_us, [run], [1.0], spent)
+            spent_us += sum(spent)
+            self._charge(lane, [run], spent, [1.0])
             if isinstance(admission, Wait):
                 self._block_admission(lane, run)
                 return
@@ -313,7 +337,7 @@ class StepLoop:
         """
         if lane.admitted:
             lane.at_capacity = True
-        elif any(other.admitted for other in self._lanes.values()):
+        elif any(other.admitted for other in self.lanes.values()):
             lane.at_capacity = True
             self._starved = lane
         else:
@@ -322,6 +346,7 @@ class StepLoop:
             self._fail(run, "out_of_memory", "The request needs more memory than is available.")
 
     def _step(self, lane: Lane) -> None:
+        self.steps += 1
         runs = list(lane.admitted.values())
         cancelled = [run for run in runs if run.cancelled is not None]
         self._watch.start()
@@ -329,12 +354,13 @@ class StepLoop:
             report = lane.engine.step(self._watch)
         except Exception as error:
             spent = self._watch.stop(rest="forward")
-            self._charge(lane, sum(spent), runs, [1.0] * len(runs), spent)
+            self._charge(lane, runs, spent, [1.0] * len(runs))
             self._handle_step_failure(lane, error)
         else:
             spent = self._watch.stop(rest="forward")
             weights = [report.weights.get(run.job.request_id, 0.0) for run in runs]
-            self._charge(lane, sum(spent), runs, weights, spent)
+            prepared = [report.preprocess.get(run.job.request_id, 0.0) for run in runs]
+            self._charge(lane, runs, spent, weights, *prepared)
             self._apply(lane, report)
         for run in cancelled:
             if run.job.request_id in lane.admitted:
@@ -363,9 +389,7 @@ class StepLoop:
             if isinstance(outcome, Deferred):
                 self._finish_in_background(run, outcome)
             elif isinstance(outcome, Completed) and self._background.pending(run):
-                self._finish_in_background(
-                    run, Deferred(partial(_identity, outcome), outcome.usage)
-                )
+                self._finish_in_background(run, as_deferred(outcome))
             else:
                 self._end(run, outcome)
 
@@ -384,7 +408,7 @@ class StepLoop:
         run.cancelled_usage = outcome.usage
         self._release(run)
         lane.finishing[request_id] = run
-        for other in self._lanes.values():
+        for other in self.lanes.values():
             other.at_capacity = False
         self._background.put(run, "outcome", outcome.make)
 
@@ -424,17 +448,20 @@ class StepLoop:
     # --- Metering and outcomes --------------------------------------------------------------------
 
     def _charge(
-        self, lane: Lane, busy_us: int, runs: list[Run], weights: list[float], spent: list[int]
+        self, lane: Lane, runs: list[Run], spent: list[int], weights: list[float], *own: float
     ) -> None:
+        """Divide the time of an engine's call; ``own``: weights of the phase ``preprocess``."""
+        busy_us = sum(spent)
         self.busy_us += busy_us
+        lane.busy_us += busy_us
+        lane.longest_us = max(lane.longest_us, busy_us)
         self._turns.spend(lane.model, busy_us)
         rows = len(weights) - weights.count(0.0)
         for run, weight in zip(runs, weights, strict=True):
             run.rows = max(run.rows, rows) if weight else run.rows
-        for index, phase_us in enumerate(spent):
-            if phase_us:
-                for run, share in zip(runs, apportion(phase_us, weights), strict=True):
-                    run.spent[index] += share
+        for index, shares in apportion_phases(spent, weights, own):
+            for run, share in zip(runs, shares, strict=True):
+                run.spent[index] += share
 
     def _end(self, run: Run, outcome: Outcome) -> None:
         """Complete an outcome with the measurements and free the job's room. The only exit."""
@@ -445,33 +472,10 @@ class StepLoop:
         self._background.drop(run)
         if lane is self._starved:
             self._starved = None
-        for other in self._lanes.values():
+        for other in self.lanes.values():
             other.at_capacity = False
-        preprocess_us, transfer_us, forward_us, postprocess_us = run.spent
-        token_times = run.token_times
-        first_us = run.queue_us + token_times.first_us - run.leased_us if token_times.started else 0
-        timings = msgspec.structs.replace(
-            outcome.timings,  # keeps what only the engine measures
-            queue_us=run.queue_us,
-            load_us=run.load_us,
-            preprocess_us=preprocess_us + run.background_pre_us,
-            transfer_us=transfer_us,
-            forward_us=forward_us,
-            postprocess_us=postprocess_us + run.background_post_us,
-            first_token_us=first_us,
-            per_token_us=token_times.per_token_us,
-            gap_us=token_times.gap_us,
-            tokens=token_times.tokens,
-        )
-        usage: Usage = msgspec.structs.replace(outcome.usage, gpu_us=sum(run.spent))
-        if isinstance(outcome, Cancelled | Failed) and run.tally.has_delivered:
-            usage = chargeable(usage, run.tally.usage())
-            outcome = msgspec.structs.replace(outcome, delivered=True)
-        details = RunDetails(lane.hardware.device, lane.hardware.dtype, run.rows)
-        outcome = msgspec.structs.replace(
-            outcome, usage=usage, timings=timings, worker=self._worker, details=details
-        )
-        self._report.outcomes.append((request_id, outcome))
+        lane.used_us = self._now_us()
+        self._report.outcomes.append((request_id, complete(run, outcome, worker=self.worker)))
 
     def _fail(self, run: Run, code: FailureCode, message: str) -> None:
         self._end(run, Failed(code=code, message=message))
@@ -494,7 +498,3 @@ class StepLoop:
         log.error("engine failed", extra={"model": lane.model}, exc_info=error)
         for run in list(lane.admitted.values()):
             self._end(run, describe(error))
-
-
-def _identity(outcome: Outcome) -> Outcome:
-    return outcome

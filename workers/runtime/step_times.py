@@ -6,7 +6,7 @@ sum exactly to the measured time, so that all shares together are the busy time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Final, get_args
@@ -111,6 +111,19 @@ class TokenTimes:
         if self._indexed_tokens < 2:
             return 0
         return round((self._last_us - self.first_us) / (self._indexed_tokens - 1))
+
+
+def apportion_phases(
+    spent: Sequence[int], weights: Sequence[float], preprocess: Sequence[float] = ()
+) -> Iterator[tuple[int, list[int]]]:
+    """Yield the index of each phase that took time, and its shares.
+
+    ``preprocess``: weights of that phase, if any of them is positive.
+    """
+    for index, phase_us in enumerate(spent):
+        if phase_us:
+            is_own = PHASES[index] == "preprocess" and any(preprocess)
+            yield index, apportion(phase_us, preprocess if is_own else weights)
 
 
 def apportion(total: int, weights: Sequence[float]) -> list[int]:

@@ -99,6 +99,7 @@ class Connections:
             if isinstance(error, aiohttp.ClientError):
                 raise ExchangeError from error
             raise
+        sending.release()
         return Response(response, self._slots.release)
 
     async def close(self) -> None:
@@ -167,6 +168,10 @@ class _Sending(aiohttp.Payload):
         if not self._is_written:
             return False
         return self._reused_s is None or time.monotonic() - self._reused_s > CLOSED_S
+
+    def release(self) -> None:
+        """Free the body. The response refers to this object, by its trace."""
+        self._body = self._value = b""
 
     def abort(self) -> None:
         """Close the connection at once. A regular close would first send the rest of the body."""

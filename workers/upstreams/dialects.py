@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from workers.contract.jobs import Completed, Event, Failed, Job, Usage
 from workers.contract.models import ModelSpec
 from workers.protocol.engine import PhaseClock
 from workers.upstreams.notes import NO_NOTES, Notes
+
+if TYPE_CHECKING:  # it imports an HTTP client
+    from workers.upstreams.endpoints import Endpoints
 
 SendEvent: TypeAlias = Callable[[Event], None]
 
@@ -53,6 +56,8 @@ class Call(Protocol):
 
 
 class Dialect(Protocol):
+    endpoints: Endpoints
+
     def call(
         self, job: Job, send_event: SendEvent, files: Sequence[bytes] = (), notes: Notes = NO_NOTES
     ) -> Call:
@@ -87,6 +92,8 @@ def obstacle(spec: ModelSpec, environ: Mapping[str, str]) -> str | None:
         return (
             f"unknown dialect {spec.upstream.dialect!r}; this worker supports {', '.join(DIALECTS)}"
         )
+    if spec.upstream.command is not None and spec.upstream.dialect != "openai":
+        return "a server that the worker starts is called in the dialect openai"
     if not spec.upstream.usable(environ):
         missing = dict.fromkeys(each.credential for each in spec.upstream.all_endpoints)
         return f"{', '.join(filter(None, missing))} is not set"

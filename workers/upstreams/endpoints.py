@@ -14,11 +14,12 @@ import contextlib
 import logging
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
+from workers.contract.announcements import EndpointState
 from workers.contract.models import EndpointSpec, UpstreamSpec
 from workers.contract.shares import choose
 from workers.upstreams.connections import Connections, ExchangeError
@@ -30,6 +31,10 @@ FAILURES_MAX: Final = 3
 PROBE_MIN_S: Final = 1.0
 PROBE_MAX_S: Final = 60.0
 PROBE_TIMEOUT_S: Final = 5.0
+DURATIONS_KEPT: Final = 128
+"""Latest calls of an endpoint over which its percentile is computed."""
+CODES_MAX: Final = 8
+"""Maximum number of error codes that are counted of an endpoint."""
 
 
 class Endpoint:
@@ -58,6 +63,10 @@ class Endpoint:
         self._failures = 0
         self._paused_until = 0.0
         self._recovery: asyncio.Task[None] | None = None
+        self._down_at = self._probe_at = 0.0
+        self._calls = 0
+        self._errors: Counter[str] = Counter()
+        self._durations_us: deque[int] = deque(maxlen=DURATIONS_KEPT)
         headers = {"Content-Type": "application/json"}
         if credential:
             headers["Authorization"] = f"Bearer {credential}"
@@ -97,8 +106,36 @@ class Endpoint:
         self._failures += 1
         if self._failures >= FAILURES_MAX and not self.is_down:
             self.is_down = True
+            self._down_at = time.time()
             log.warning("upstream endpoint is down", extra={"endpoint": self.host})
             self._recovery = asyncio.create_task(self._recover())
+
+    def record(self, duration_us: int, error: str | None) -> None:
+        """Count a call that has ended, with the code of its error."""
+        self._calls += 1
+        self._durations_us.append(duration_us)
+        if error is not None and (error in self._errors or len(self._errors) < CODES_MAX):
+            self._errors[error] += 1
+
+    def state(self, model: str) -> EndpointState:
+        """Return what is announced of it. ``model`` is the name of the catalog entry."""
+        pause_s = self._paused_until - time.monotonic()
+        until = self._probe_at if self.is_down else time.time() + pause_s if pause_s > 0 else 0.0
+        ordered = sorted(self._durations_us)
+        return EndpointState(
+            model=model,
+            host=self.host,
+            tier=self.tier,
+            in_flight=self.in_flight,
+            limit=self.concurrency,
+            failures=self._failures,
+            state="down" if self.is_down else "paused" if pause_s > 0 else "up",
+            since_ms=round(self._down_at * 1000) if self.is_down else 0,
+            until_ms=round(until * 1000),
+            calls=self._calls,
+            p95_us=ordered[(95 * len(ordered) - 1) // 100] if ordered else 0,
+            errors=dict(self._errors),
+        )
 
     async def close(self) -> None:
         if self._recovery is not None:
@@ -110,7 +147,9 @@ class Endpoint:
     async def _recover(self) -> None:
         pause_s = PROBE_MIN_S
         while True:
-            await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))
+            delay_s = pause_s * random.uniform(0.75, 1.25)
+            self._probe_at = time.time() + delay_s
+            await asyncio.sleep(delay_s)
             pause_s = min(2 * pause_s, PROBE_MAX_S)
             with contextlib.suppress(ExchangeError, TimeoutError):
                 async with asyncio.timeout(PROBE_TIMEOUT_S):
@@ -151,6 +190,11 @@ class Endpoints:
     def down(self) -> bool:
         """Whether all endpoints are down."""
         return all(endpoint.is_down for endpoint in self.all)
+
+    def find(self, host: str, label: str) -> Endpoint | None:
+        """Return the endpoint with this host and label."""
+        found = (each for each in self.all if each.host == host and each.label == label)
+        return next(found, None)
 
     def choose(self, avoid: Collection[Endpoint] = (), key: str = "") -> Endpoint | None:
         """Return an endpoint of the lowest tier that accepts work, if possible not one of

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from workers.contract.announcements import EndpointState
 from workers.contract.attempts import RunDetails
 from workers.contract.delivered import Tally, chargeable
 from workers.contract.jobs import (
@@ -34,6 +35,7 @@ from workers.protocol.ipc import JobHandoff
 from workers.runtime.step_times import Stopwatch, TokenTimes
 from workers.upstreams.dialects import Call, Dialect, connect
 from workers.upstreams.notes import Notes
+from workers.upstreams.servers import DevicePool, Server
 
 log = logging.getLogger(__name__)
 
@@ -71,12 +73,22 @@ class UpstreamHost:
         environ: Mapping[str, str],
         report: Report,
         keep_note: Callable[[RequestId, str], Awaitable[bool]] = _keep_nothing,
+        server_environ: Mapping[str, str] | None = None,
+        server_devices: Sequence[str] = (),
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
+        """``server_environ`` and ``server_devices`` are those of servers that it starts;
+        ``changed`` is called when one of them is ready or is no longer."""
         self._worker = worker
         self._report = report
         self._keep_note = keep_note
         self._environ = environ
-        self._dialects: dict[str, Dialect] = {spec.name: connect(spec, environ) for spec in specs}
+        self._started = False
+        self._server_environ = server_environ or {}
+        self._pool = DevicePool(server_devices)
+        self._changed = changed
+        self._servers: dict[Dialect, Server] = {}
+        self._dialects: dict[str, Dialect] = {spec.name: self._connect(spec) for spec in specs}
         self._retired: set[Dialect] = set()
         """Clients whose entry changed, until their last job has ended."""
         self._tasks = asyncio.TaskGroup()
@@ -86,15 +98,31 @@ class UpstreamHost:
         """Own the tasks of all jobs until cancelled."""
         try:
             async with self._tasks:
+                for server in self._servers.values():
+                    server.start()
+                self._started = True
                 await asyncio.Event().wait()
         finally:
             open = (*self._dialects.values(), *self._retired)
             await asyncio.gather(*(dialect.close() for dialect in open))
+            await asyncio.gather(*(server.stop() for server in self._servers.values()))
 
     def add(self, spec: ModelSpec) -> None:
         """Serve another model, or from the next job on the new entry of one."""
         self.remove(spec.name)
-        self._dialects[spec.name] = connect(spec, self._environ)
+        self._dialects[spec.name] = self._connect(spec)
+
+    def _connect(self, spec: ModelSpec) -> Dialect:
+        """Create the client of an entry and, if it has a command, the server for it."""
+        assert spec.upstream is not None
+        if spec.upstream.command is None:
+            return connect(spec, self._environ)
+        server = Server(spec, environ=self._server_environ, pool=self._pool, changed=self._changed)
+        dialect = connect(msgspec.structs.replace(spec, upstream=server.spec), self._environ)
+        self._servers[dialect] = server
+        if self._started:
+            server.start()
+        return dialect
 
     def remove(self, model: str) -> None:
         """Serve a model no longer. Its running jobs end as they would."""
@@ -107,12 +135,51 @@ class UpstreamHost:
         while tasks := [run.task for run in self._runs.values() if run.dialect is dialect]:
             await asyncio.wait([task for task in tasks if task is not None])
         await dialect.close()
+        if (server := self._servers.pop(dialect, None)) is not None:
+            await server.stop()
         self._retired.remove(dialect)
+
+    def takes(self, model: str) -> bool:
+        """Whether calls of a model can be made: its server is ready, if the worker runs one."""
+        server = self._server_of(model)
+        return server is None or server.ready
+
+    @property
+    def starting(self) -> tuple[str, ...]:
+        """Models whose servers start for the first time."""
+        return tuple(
+            model
+            for model in self._dialects
+            if not self.takes(model) and model not in self.problems
+        )
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Reason by model, for the operator, if its server could not be started or has ended."""
+        servers = {model: self._server_of(model) for model in self._dialects}
+        return {
+            model: server.problem
+            for model, server in servers.items()
+            if server is not None and server.problem is not None
+        }
+
+    def _server_of(self, model: str) -> Server | None:
+        dialect = self._dialects.get(model)
+        return None if dialect is None else self._servers.get(dialect)
 
     @property
     def down(self) -> set[str]:
         """Models whose endpoints are all down."""
         return {model for model, dialect in self._dialects.items() if dialect.is_down}
+
+    @property
+    def endpoints(self) -> list[EndpointState]:
+        """State of the endpoints of all models."""
+        return [
+            endpoint.state(model)
+            for model, dialect in self._dialects.items()
+            for endpoint in dialect.endpoints.all
+        ]
 
     def submit(self, jobs: Sequence[JobHandoff]) -> None:
         for handoff in jobs:
@@ -173,6 +240,8 @@ class UpstreamHost:
                 run.handoff.files,
                 Notes(run.handoff.note, functools.partial(self._keep_note, run.job.request_id)),
             )
+            # The call keeps the attachments as long as it needs them.
+            run.handoff = msgspec.structs.replace(run.handoff, files=())
             return await run.call.run(run.watch)
         finally:
             if deadline is not None:
@@ -207,6 +276,10 @@ class UpstreamHost:
         details = RunDetails()
         if run.call is not None:
             details = RunDetails(endpoint=run.call.endpoint, served_by=run.call.served_by)
+            called = run.dialect.endpoints.find(details.endpoint, details.served_by)
+            if called is not None:
+                code = outcome.code if isinstance(outcome, Failed) else None
+                called.record(transfer_us + forward_us, code)
         outcome = msgspec.structs.replace(
             _with_delivery(run, outcome),
             timings=timings,

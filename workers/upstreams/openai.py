@@ -9,6 +9,7 @@ Usage is taken from the upstream. The credential is used in one header and nowhe
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -99,6 +100,8 @@ class OpenAI:
         assert spec.upstream is not None
         self.upstream = spec.upstream
         self.options = self.read_options(spec)
+        self.source_tokens: int = spec.limits.get("source_tokens") or 0
+        """Tokens of a picture that the upstream did not count."""
         self.endpoints = Endpoints(spec.upstream, spec.name, environ)
 
     @staticmethod
@@ -121,7 +124,7 @@ class OpenAI:
         notes: Notes = NO_NOTES,
     ) -> ChatCall:
         """Raise ``msgspec.ValidationError`` if the job is not a text generation."""
-        return ChatCall(self, job, send_event)
+        return ChatCall(self, job, send_event, files)
 
     async def close(self) -> None:
         await self.endpoints.close()
@@ -133,9 +136,17 @@ class ChatCall:
     _failure_recorded = False
     """Whether the failure has already been recorded at the endpoint."""
 
-    def __init__(self, client: OpenAI, job: Job, send_event: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        client: OpenAI,
+        job: Job,
+        send_event: Callable[[Event], None],
+        files: Sequence[bytes] = (),
+    ) -> None:
         self._client = client
         self._job = job
+        self._files = files
+        self._has_files = bool(files)
         self._chat = msgspec.convert(job.input, ChatInput)
         self._send_event = send_event
         self._endpoint: Endpoint | None = None
@@ -152,7 +163,8 @@ class ChatCall:
 
     async def run(self, clock: PhaseClock) -> Completed | Failed:
         with clock.phase("preprocess"):
-            body = self._body()
+            body = await asyncio.to_thread(self._body) if self._has_files else self._body()
+            self._files = ()
         failure = await self._exchange(body, clock)
         if failure is not None:
             return failure
@@ -200,6 +212,7 @@ class ChatCall:
             async with asyncio.timeout(upstream.first_byte_timeout_s) as timer:
                 with clock.phase("transfer"):
                     response = await self._send(body)
+                body.clear()  # no retry follows, and the response can take minutes
                 with closing(response):
                     if response.status != HTTPStatus.OK:
                         return await self._refused(response)
@@ -242,7 +255,7 @@ class ChatCall:
             body |= {"echo": True} if chat.echo else {}
             body |= {"logprobs": chat.top_logprobs} if chat.logprobs else {}
         else:
-            body["messages"] = [_message(message) for message in chat.messages]
+            body["messages"] = [self._message(message) for message in chat.messages]
             body |= {"logprobs": True} if chat.logprobs else {}
             body |= {"top_logprobs": chat.top_logprobs} if chat.top_logprobs else {}
         if chat.tools:
@@ -256,6 +269,20 @@ class ChatCall:
         for name in options.omit:
             body.pop(name, None)
         return body
+
+    def _message(self, message: ChatMessage) -> dict[str, Any]:
+        wire_message = _message(message)
+        if message.parts:
+            wire_message["content"] = [
+                {"type": "text", "text": part} if isinstance(part, str) else self._picture(part)
+                for part in message.parts
+            ]
+        return wire_message
+
+    def _picture(self, number: int) -> dict[str, Any]:
+        kind = self._job.attachments[number].content_type
+        data = base64.b64encode(self._files[number]).decode()
+        return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
 
     async def _send(self, body: dict[str, Any]) -> Response:
         """Return a response that has started. Until then retry, preferably at another endpoint."""
@@ -273,8 +300,11 @@ class ChatCall:
         self._endpoint, self._failure_recorded = endpoint, False
         endpoint.in_flight += 1
         path = "completions" if self._chat.prompts else "chat/completions"
+        encode = msgspec.json.encode
+        # Pictures take milliseconds, in which no other job would get its tokens.
+        data = await asyncio.to_thread(encode, body) if self._has_files else encode(body)
         try:
-            response = await endpoint.connections.open("POST", path, msgspec.json.encode(body))
+            response = await endpoint.connections.open("POST", path, data)
         except ExchangeError:
             endpoint.failed()
             self._failure_recorded = True
@@ -326,7 +356,7 @@ class ChatCall:
         reasoning = (part.reasoning_content or part.reasoning or "") if part else ""
         for call in (part.tool_calls if part else None) or ():
             self._merge_call(index, call)
-        logprobs = _logprobs(choice.logprobs) if self._chat.logprobs else None
+        logprobs = wire.read_logprobs(choice.logprobs) if self._chat.logprobs else None
         finish_reason: FinishReason | None = None
         made: tuple[ToolCall, ...] = ()
         if choice.finish_reason is not None:
@@ -400,6 +430,8 @@ class ChatCall:
         texts += [prompt for prompt in chat.prompts if isinstance(prompt, str)]
         ids = sum(len(prompt) for prompt in chat.prompts if not isinstance(prompt, str))
         text_bytes = sum(len(text.encode()) for text in texts)
+        pictures = sum(isinstance(part, int) for each in chat.messages for part in each.parts)
+        ids += pictures * self._client.source_tokens
         return Usage(
             requests=1,
             input_tokens=math.ceil(text_bytes / BYTES_PER_TOKEN) + ids,
@@ -407,6 +439,8 @@ class ChatCall:
         )
 
     def _output(self) -> dict[str, Any]:
+        # Upstreams count the thoughts of all choices together.
+        thoughts = [0 if self._usage is None else self._usage.reasoning_tokens]
         output: dict[str, Any] = {
             "choices": [
                 Choice(
@@ -416,6 +450,7 @@ class ChatCall:
                     tuple(self._logprobs[index]) if self._chat.logprobs else None,
                     tuple(self._calls[index].values()),
                     self._reasoning[index],
+                    thoughts.pop() if thoughts else 0,
                 )
                 for index, text in enumerate(self._texts)
             ]
@@ -454,27 +489,6 @@ def _tools(chat: ChatInput) -> dict[str, Any]:
         "tool_choice": choice,
     }
     return body if chat.parallel_tool_calls else {**body, "parallel_tool_calls": False}
-
-
-def _logprobs(logprobs: wire.Logprobs | None) -> tuple[TokenLogprob, ...] | None:
-    if logprobs is not None and logprobs.tokens is not None:
-        tops = logprobs.top_logprobs or (None,) * len(logprobs.tokens)
-        return tuple(
-            TokenLogprob(text, logprob or 0.0, tuple((top or {}).items()))
-            for text, logprob, top in zip(
-                logprobs.tokens, logprobs.token_logprobs, tops, strict=False
-            )
-        )
-    if logprobs is None or logprobs.content is None:
-        return None
-    return tuple(
-        TokenLogprob(
-            token.token,
-            token.logprob,
-            tuple((top.token, top.logprob) for top in token.top_logprobs),
-        )
-        for token in logprobs.content
-    )
 
 
 def _failed(message: str) -> Failed:

@@ -6,11 +6,17 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
+from workers.contract.jobs import TokenLogprob
+
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
     cached_tokens: Count | None = None
+
+
+class CompletionDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: Count | None = None
 
 
 class WireUsage(msgspec.Struct, frozen=True):
@@ -19,6 +25,12 @@ class WireUsage(msgspec.Struct, frozen=True):
     prompt_tokens: Count
     completion_tokens: Count = 0
     prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None
+
+    @property
+    def reasoning_tokens(self) -> int:
+        details = self.completion_tokens_details
+        return min(details.reasoning_tokens or 0, self.completion_tokens) if details else 0
 
     @property
     def cached_tokens(self) -> int:
@@ -108,3 +120,24 @@ def decode_error(body: bytes) -> Error:
         return decode_answer(body).error or Error()
     except msgspec.DecodeError:
         return Error()
+
+
+def read_logprobs(logprobs: Logprobs | None) -> tuple[TokenLogprob, ...] | None:
+    if logprobs is not None and logprobs.tokens is not None:
+        tops = logprobs.top_logprobs or (None,) * len(logprobs.tokens)
+        return tuple(
+            TokenLogprob(text, logprob or 0.0, tuple((top or {}).items()))
+            for text, logprob, top in zip(
+                logprobs.tokens, logprobs.token_logprobs, tops, strict=False
+            )
+        )
+    if logprobs is None or logprobs.content is None:
+        return None
+    return tuple(
+        TokenLogprob(
+            token.token,
+            token.logprob,
+            tuple((top.token, top.logprob) for top in token.top_logprobs),
+        )
+        for token in logprobs.content
+    )

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
-import torch
 from PIL import Image
 
 from workers.contract.jobs import (
@@ -38,7 +37,8 @@ from workers.engines.cooperative_batching import (
     PipelineRun,
     Stopped,
 )
-from workers.engines.diffusion import loading, masks
+from workers.engines.devices import PROGRESS
+from workers.engines.diffusion import adapters, loading, masks, sizes
 from workers.engines.diffusion.families import PipelineFamily
 from workers.engines.diffusion.options import Options, read_options
 from workers.engines.diffusion.request import (
@@ -88,6 +88,7 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
 
     def unload(self) -> None:
         self._upscaler = None
+        self._batcher.forget()
         super().unload()
 
     def prepare(self, job: Job, files: Sequence[bytes]) -> Request | Failed:
@@ -98,11 +99,7 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         use_threads(self._threads)
         self._start_generations()
         turn = self._batcher.turn(lambda name: self._phase(clock, name))
-        weights: dict[RequestId, float] = {}
-        for key, rows in turn.rows.items():
-            if key in self._by_run:
-                request_id = self._by_run[key][0].job.request_id
-                weights[request_id] = weights.get(request_id, 0.0) + rows
+        weights, preprocess = self._by_request(turn.rows), self._by_request(turn.preprocess_s)
         events: list[tuple[RequestId, Event | Deferred]] = []
         for run in turn.ended:
             self._collect_result(run)
@@ -115,7 +112,16 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         ]
         if not weights and outcomes:
             weights = dict.fromkeys((request_id for request_id, _ in outcomes), 1.0)
-        return StepReport(weights, events, outcomes)
+        return StepReport(weights, events, outcomes, preprocess)
+
+    def _by_request(self, by_run: Mapping[int, float]) -> dict[RequestId, float]:
+        """Sum numbers of runs by their request; those of runs that have been dropped are lost."""
+        sums: dict[RequestId, float] = {}
+        for key, number in by_run.items():
+            if key in self._by_run:
+                request_id = self._by_run[key][0].job.request_id
+                sums[request_id] = sums.get(request_id, 0.0) + number
+        return sums
 
     def release(self, request_id: RequestId) -> None:
         request = self._running.pop(request_id)
@@ -166,6 +172,7 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
             strength=self._strength(input, family),
             sources=sources,
             mask=mask,
+            adapters=adapters.select(input.adapters, self._options.adapters),
             generations=[Generation(index, input.seed + index) for index in range(count)],
         )
 
@@ -189,6 +196,8 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         has_mask = isinstance(input, ImageInput) and input.mask
         if has_mask and not input.images:
             raise InputError("invalid_input", "A mask needs an image; send one.", "mask")
+        if has_mask and not family.maskable:
+            raise InputError("unsupported_parameter", f"{name} does not support masks.", "mask")
         if family.mask is not None and not has_mask:
             raise InputError("invalid_input", f"{name} edits the area of a mask; send one.", "mask")
         if not input.images and (family.strength is not None or not family.sized):
@@ -223,9 +232,9 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
     def _size(self, input: VisualInput) -> tuple[int, int]:
         """Return width and height, requested or native. Raise ``InputError`` if not supported."""
         pipeline = next(iter(self._model.pipelines.values()))
-        side = _native_side(pipeline)
+        side = sizes.native_side(pipeline)
         width, height = input.width or side, input.height or side
-        multiple = _side_multiple(pipeline)
+        multiple = sizes.side_multiple(pipeline)
         if width % multiple or height % multiple:
             raise InputError(
                 "invalid_input",
@@ -236,10 +245,13 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
 
     def _frames(self, input: VisualInput) -> int:
         assert isinstance(input, VideoInput)
-        fps = input.fps or self._options.fps
+        fps = self._fps(input)
         if input.duration_ms is None:
             return self._options.frames or 2 * fps + 1
         return max(1, round(input.duration_ms * fps / 1000))
+
+    def _fps(self, input: VisualInput) -> int:
+        return (input.fps if isinstance(input, VideoInput) else None) or self._options.fps
 
     def _start_generations(self) -> None:
         """Start generations in free slots: by priority, then in order of arrival."""
@@ -263,8 +275,12 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
                 continue
             guidance = input.guidance if input.guidance is not None else self._options.guidance
             run = PipelineRun(
-                make_pipeline_call(request, generation, pipeline, guidance, self._upscaler),
+                make_pipeline_call(
+                    request, generation, pipeline, guidance, self._upscaler, fps=self._fps(input)
+                ),
                 priority=request.job.priority,
+                variant=request.adapters,
+                calls_left=input.steps or self._options.steps,
             )
             request.started_s = request.started_s or time.monotonic()
             generation.run = run
@@ -279,7 +295,7 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         with clock.phase(name):
             yield
             if self._options.torch_device.type == "cuda":
-                torch.cuda.synchronize()
+                PROGRESS.wait()
 
     def _collect_result(self, run: PipelineRun) -> None:
         """Store the result of a run, to be encoded later, or its error."""
@@ -306,7 +322,8 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         input, job = request.input, request.job
         origin = encode.Origin(self._spec.name, str(job.request_id), generation.seed)
         if isinstance(input, VideoInput):
-            return video_files(pixels, input.fps or self._options.fps, input, origin)
+            fps, audio = self._fps(input), generation.audio
+            return video_files(pixels, fps, input, origin, audio)
         kind, file = image_file(pixels, input, origin)
         height, width = pixels.shape[:2]
         medium = Medium(
@@ -375,27 +392,6 @@ def _mask(data: bytes, image: Image.Image, size: tuple[int, int]) -> Weights:
             "mask",
         )
     return mask
-
-
-def _native_side(pipeline: Any) -> int:
-    default = getattr(pipeline, "default_sample_size", None)
-    if default is None:
-        denoiser = getattr(pipeline, "unet", None) or pipeline.transformer
-        default = getattr(denoiser.config, "sample_size", None)
-    if isinstance(default, list | tuple):
-        default = default[0]
-    return int(default or 64) * int(getattr(pipeline, "vae_scale_factor", 8))
-
-
-def _side_multiple(pipeline: Any) -> int:
-    """Return the number of which both sides must be multiples."""
-    scale: Any = getattr(pipeline, "vae_scale_factor", None)
-    scale = scale or getattr(pipeline, "vae_scale_factor_spatial", 8)
-    if hasattr(pipeline, "_unpack_latents"):
-        return int(scale) * 2
-    denoiser = getattr(pipeline, "transformer", None)
-    patch: Any = getattr(getattr(denoiser, "config", None), "patch_size", 1) or 1
-    return int(scale) * int(patch[-1] if isinstance(patch, list | tuple) else patch)
 
 
 def _events(request: Request) -> list[Event | Deferred]:

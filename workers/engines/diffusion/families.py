@@ -31,14 +31,22 @@ class PipelineFamily:
     """Name of the argument for a mask, if the pipeline requires one."""
     inpainting: PipelineFamily | None = None
     """Pipeline for requests with a mask. None: this one, with the blending of ``masks``."""
+    maskable: bool = True
+    """Whether requests may have a mask."""
     strength: float | None = None
     """Default strength, from 0 (keep the source) to 1. None: there is no such argument."""
     guidance: str | None = "guidance_scale"
+    guider: bool = False
+    """Whether guidance is an attribute of the pipeline's guider, not an argument."""
     negative: bool = True
+    unconditional: str = ""
+    """Negative prompt without which the pipeline would not guide, if the request names none."""
     frames: bool = False
     """Whether it generates a video of ``num_frames``."""
     frame_step: int = 1
     """The number of frames must be 1 more than a multiple of this."""
+    frame_rate: str | None = None
+    """Name of the argument for frames per second, if the model is conditioned on it."""
     sized: bool = True
     """Whether it takes width and height; otherwise they are those of the source."""
     area: str | None = None
@@ -104,6 +112,41 @@ def _img2img(pipeline: str, inpaint: PipelineFamily, *, sized: bool = False) -> 
     )
 
 
+def _image_to_video(pipeline: str, **settings: Any) -> PipelineFamily:
+    return PipelineFamily(pipeline, image="image", images_max=1, frames=True, **settings)
+
+
+_QWEN: Final[Mapping[str, Any]] = {"guidance": "true_cfg_scale", "unconditional": " "}
+"""The guidance of Qwen-Image; its model card uses an empty text as the negative prompt."""
+
+
+def _qwen(family: PipelineFamily) -> PipelineFamily:
+    return replace(family, **_QWEN)
+
+
+_EDITING: Final = ("image-edit", "image-relight", "image-restyle")
+_FLUX2_EDIT: Final = PipelineFamily(
+    "Flux2Pipeline", image="image", images_max=4, negative=False, maskable=False
+)
+_KLEIN_EDIT: Final = replace(
+    _FLUX2_EDIT,
+    pipeline="Flux2KleinPipeline",
+    maskable=True,
+    inpainting=_inpaint("Flux2KleinInpaintPipeline", negative=False),
+)
+_QWEN_EDIT: Final = PipelineFamily(
+    "QwenImageEditPipeline",
+    image="image",
+    images_max=1,
+    inpainting=replace(_qwen(_inpaint("QwenImageEditInpaintPipeline")), sized=False),
+    **_QWEN,
+)
+_LTX2: Final[Mapping[str, Any]] = {"frames": True, "frame_step": 8, "frame_rate": "frame_rate"}
+_HUNYUAN: Final[Mapping[str, Any]] = {
+    "frame_step": 4,
+    "guidance": "guidance_scale",
+    "guider": True,
+}
 _SD_INPAINT: Final = _inpaint("StableDiffusionInpaintPipeline")
 _SDXL_INPAINT: Final = _inpaint("StableDiffusionXLInpaintPipeline")
 _SD3_INPAINT: Final = _inpaint("StableDiffusion3InpaintPipeline")
@@ -139,24 +182,74 @@ FAMILIES: Final[Mapping[str, Mapping[str, PipelineFamily]]] = {
         "image-to-image": _img2img("FluxImg2ImgPipeline", _FLUX_INPAINT, sized=True),
     },
     "FluxFillPipeline": {"image-edit": _inpaint("FluxFillPipeline", negative=False)},
-    "StableDiffusionInstructPix2PixPipeline": dict.fromkeys(
-        ("image-edit", "image-relight", "image-restyle"), _INSTRUCT_PIX2PIX
-    ),
-    "FluxKontextPipeline": dict.fromkeys(
-        ("image-edit", "image-relight", "image-restyle"),
-        replace(_KONTEXT, inpainting=_KONTEXT_INPAINT),
-    ),
+    "StableDiffusionInstructPix2PixPipeline": dict.fromkeys(_EDITING, _INSTRUCT_PIX2PIX),
+    "FluxKontextPipeline": dict.fromkeys(_EDITING, replace(_KONTEXT, inpainting=_KONTEXT_INPAINT)),
     "WanPipeline": {"text-to-video": PipelineFamily("WanPipeline", frames=True, frame_step=4)},
     "WanImageToVideoPipeline": {
-        "image-to-video": PipelineFamily(
-            "WanImageToVideoPipeline", image="image", images_max=1, frames=True, frame_step=4
-        )
+        "image-to-video": _image_to_video("WanImageToVideoPipeline", frame_step=4)
     },
     "LTXPipeline": {
         "text-to-video": PipelineFamily("LTXPipeline", frames=True, frame_step=8),
+        "image-to-video": _image_to_video("LTXImageToVideoPipeline", frame_step=8),
+    },
+    "LTX2Pipeline": {
+        "text-to-video": PipelineFamily("LTX2Pipeline", **_LTX2),
         "image-to-video": PipelineFamily(
-            "LTXImageToVideoPipeline", image="image", images_max=1, frames=True, frame_step=8
+            "LTX2ImageToVideoPipeline", image="image", images_max=1, **_LTX2
         ),
+    },
+    "CogVideoXPipeline": {
+        "text-to-video": PipelineFamily("CogVideoXPipeline", frames=True, frame_step=4)
+    },
+    "CogVideoXImageToVideoPipeline": {
+        "image-to-video": _image_to_video("CogVideoXImageToVideoPipeline", frame_step=4)
+    },
+    "HunyuanVideo15Pipeline": {
+        "text-to-video": PipelineFamily("HunyuanVideo15Pipeline", frames=True, **_HUNYUAN)
+    },
+    "HunyuanVideo15ImageToVideoPipeline": {
+        "image-to-video": _image_to_video(
+            "HunyuanVideo15ImageToVideoPipeline", sized=False, **_HUNYUAN
+        )
+    },
+    "MochiPipeline": {"text-to-video": PipelineFamily("MochiPipeline", frames=True, frame_step=6)},
+    "QwenImagePipeline": {
+        "text-to-image": PipelineFamily("QwenImagePipeline", **_QWEN),
+        "image-to-image": _qwen(
+            _img2img(
+                "QwenImageImg2ImgPipeline", _qwen(_inpaint("QwenImageInpaintPipeline")), sized=True
+            )
+        ),
+    },
+    "QwenImageEditPipeline": dict.fromkeys(_EDITING, _QWEN_EDIT),
+    "QwenImageEditPlusPipeline": dict.fromkeys(
+        _EDITING,
+        PipelineFamily(
+            "QwenImageEditPlusPipeline", image="image", images_max=3, maskable=False, **_QWEN
+        ),
+    ),
+    "ZImagePipeline": {
+        "text-to-image": PipelineFamily("ZImagePipeline"),
+        "image-to-image": _img2img(
+            "ZImageImg2ImgPipeline", _inpaint("ZImageInpaintPipeline"), sized=True
+        ),
+    },
+    "Flux2Pipeline": {
+        "text-to-image": PipelineFamily("Flux2Pipeline", negative=False),
+        **dict.fromkeys(_EDITING, _FLUX2_EDIT),
+    },
+    "Flux2KleinPipeline": {
+        "text-to-image": PipelineFamily("Flux2KleinPipeline", negative=False),
+        **dict.fromkeys(_EDITING, _KLEIN_EDIT),
+    },
+    "SanaPipeline": {
+        "text-to-image": PipelineFamily("SanaPipeline", extra={"use_resolution_binning": False})
+    },
+    "PixArtSigmaPipeline": {
+        "text-to-image": PipelineFamily(
+            "PixArtSigmaPipeline",
+            extra={"use_resolution_binning": False, "clean_caption": False},
+        )
     },
 }
 """By the class named in the checkpoint, and the task."""

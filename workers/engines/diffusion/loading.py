@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from transformers.utils import logging as transformers_logging
 
 from workers.contract.models import ModelSpec
 from workers.engines.cooperative_batching import CooperativeBatcher
-from workers.engines.diffusion import schedulers
+from workers.engines.diffusion import adapters, autoencoder, schedulers, text_lengths
 from workers.engines.diffusion.families import DENOISERS, ENCODERS, PipelineFamily, families_of
 from workers.engines.diffusion.options import Options
-from workers.engines.precision import quantize
+from workers.engines.precision import QUANTIZED, quantize
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ class LoadedCheckpoint:
         """Return a shallow copy of a pipeline with a new scheduler, so that no state is shared."""
         pipeline = copy.copy(self.pipelines[family.pipeline])
         pipeline.scheduler = schedulers.choose(pipeline.scheduler, scheduler)
+        if (guider := getattr(pipeline, "guider", None)) is not None:
+            pipeline.guider = copy.deepcopy(guider)
         pipeline.set_progress_bar_config(disable=True)
         return pipeline
 
@@ -49,13 +52,14 @@ def load(spec: ModelSpec, options: Options, batcher: CooperativeBatcher) -> Load
     family = next(iter(families.values()))
     pipeline = _load_pipeline(path, family, options, has_checker=has_checker)
     _add_loras(pipeline, options)
+    adapters.load(pipeline, options.adapters)
     for name in DENOISERS:
         if (part := getattr(pipeline, name, None)) is not None:
-            quantize(part, options.dtype)
+            quantize(part, options.dtype, options.torch_device)
     pipeline.to(options.torch_device)
     schedulers.choose(pipeline.scheduler, options.scheduler)
     _keep_vae_in_float32(pipeline)
-    _add_batch_points(pipeline, batcher)
+    _add_batch_points(pipeline, batcher, options.tiling)
     inpainting = [
         family.inpainting for family in families.values() if family.inpainting is not None
     ]
@@ -85,9 +89,15 @@ def inspect(spec: ModelSpec, options: Options) -> tuple[Mapping[str, PipelineFam
     for name in (*DENOISERS, *ENCODERS, "vae"):
         if (index.get(name) or [None])[0] is not None and not (path / name).is_dir():
             raise ValueError(f"{path} lacks the directory {name}, which model_index.json names")
-    for lora in options.lora:
-        if not Path(lora.checkpoint).exists():
-            raise ValueError(f"the LoRA {lora.checkpoint} does not exist")
+    loras = [one.checkpoint for one in options.lora]
+    for lora in (*loras, *(one.checkpoint for one in options.adapters.values())):
+        if not Path(lora).exists():
+            raise ValueError(f"the LoRA {lora} does not exist")
+    if options.adapters and options.dtype in QUANTIZED:
+        raise ValueError(
+            f"adapters need weights of 16 or 32 bits; dtype is {options.dtype}: use bfloat16, or "
+            "add one LoRA to the weights with `lora`"
+        )
     return families, "safety_checker" in index
 
 
@@ -131,18 +141,9 @@ def _load_pipeline(
 def _add_loras(pipeline: Any, options: Options) -> None:
     """Merge LoRA weights into the denoiser. Raise ``ValueError`` if they do not fit."""
     for lora in options.lora:
-        if not hasattr(pipeline, "load_lora_weights"):
-            raise ValueError(f"{type(pipeline).__name__} does not support LoRA")
-        path = Path(lora.checkpoint)
-        try:
-            if path.is_file():
-                pipeline.load_lora_weights(str(path.parent), weight_name=path.name)
-            else:
-                pipeline.load_lora_weights(str(path))
-            pipeline.fuse_lora(lora_scale=lora.scale)
-            pipeline.unload_lora_weights()
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise ValueError(f"could not load the LoRA {path.name}: {error}") from error
+        adapters.load_weights(pipeline, Path(lora.checkpoint))
+        pipeline.fuse_lora(lora_scale=lora.scale)
+        pipeline.unload_lora_weights()
 
 
 def _keep_vae_in_float32(pipeline: Any) -> None:
@@ -156,29 +157,47 @@ def _keep_vae_in_float32(pipeline: Any) -> None:
         vae.register_to_config(force_upcast=False)
 
 
-def _casting(function: Callable[..., Any], vae: Any) -> Callable[..., Any]:
-    """Wrap a function to cast its first argument to the precision of the autoencoder."""
-
-    def call(first: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_tensor(first) and first.is_floating_point():
-            first = first.to(vae.dtype)
-        return function(first, *args, **kwargs)
-
-    return call
-
-
-def _add_batch_points(pipeline: Any, batcher: CooperativeBatcher) -> None:
+def _add_batch_points(pipeline: Any, batcher: CooperativeBatcher, tiling: int | None) -> None:
     """Make every forward of the pipeline's components a batch point."""
     for name in DENOISERS:
         if (part := getattr(pipeline, name, None)) is not None:
-            part.forward = batcher.batch_point(name, part.forward, "forward", module=part)
-    for name in ENCODERS:
+            make_point = partial(
+                batcher.batch_point,
+                name,
+                phase="forward",
+                module=part,
+                switch=adapters.Switch(part),
+            )
+            part.forward = text_lengths.join(part, part.forward, make_point)
+    for name in (*ENCODERS, "connectors"):
         if (part := getattr(pipeline, name, None)) is not None:
-            part.forward = batcher.batch_point(name, part.forward, "preprocess", module=part)
+            part.forward = _encode_at(batcher, name, part)
+    if (audio_vae := getattr(pipeline, "audio_vae", None)) is not None:
+        audio_vae.decode = batcher.batch_point(
+            "audio_vae", audio_vae.decode, "postprocess", module=audio_vae
+        )
+    if (vocoder := getattr(pipeline, "vocoder", None)) is not None:
+        vocoder.forward = batcher.batch_point(
+            "vocoder", vocoder.forward, "postprocess", module=vocoder
+        )
     if (vae := getattr(pipeline, "vae", None)) is not None:
-        encode, decode = _casting(vae.encode, vae), _casting(vae.decode, vae)
+        encode = autoencoder.bound(vae, vae.encode, tiling, decodes=False)
+        decode = autoencoder.bound(vae, vae.decode, tiling, decodes=True)
         vae.encode = batcher.batch_point("vae", encode, "preprocess", module=vae)
         vae.decode = batcher.batch_point("vae", decode, "postprocess", module=vae)
+
+
+def _encode_at(batcher: CooperativeBatcher, name: str, part: Any) -> Callable[..., Any]:
+    """Make an encoder's forward a batch point. Texts with images have no rows and run alone."""
+    switch, compute = adapters.Switch(part), part.forward
+    encode = batcher.batch_point(name, compute, "preprocess", module=part, switch=switch)
+    alone = batcher.batch_point(name, compute, "preprocess", batched=False, switch=switch)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        has_images = "input_ids" in kwargs and kwargs.get("pixel_values") is not None
+        return (alone if has_images else encode)(*args, **kwargs)
+
+    return forward
 
 
 def _share_components(pipeline: Any, family: PipelineFamily) -> Any:

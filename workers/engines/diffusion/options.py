@@ -16,11 +16,24 @@ class Lora(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scale: float = 1.0
 
 
+class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Weights that a request can add by name."""
+
+    checkpoint: str
+    """A directory or a ``.safetensors`` file, relative to the catalog's directory."""
+    scale: float = 1.0
+    """Scale if the request names none."""
+    scale_max: float = 1.0
+
+
 class Options(TorchOptions, frozen=True, forbid_unknown_fields=True):
     slots: int = 8
     """Maximum images or videos generated at a time, over all requests."""
     rows: int | None = None
     """Maximum rows of a forward; guidance takes two per image. Default: twice the slots."""
+    tiling: int | None = 1_500_000
+    """Pixels of an output, over all frames, above which the autoencoder works in tiles; it computes
+    the rows of a larger batch one by one. Null: neither."""
     steps: int = 20
     """Steps if the request names none."""
     strength: float | None = None
@@ -30,6 +43,8 @@ class Options(TorchOptions, frozen=True, forbid_unknown_fields=True):
     scheduler: str | None = None
     """Name of a scheduler, see ``schedulers``. Default: the checkpoint's own."""
     lora: tuple[Lora, ...] = ()
+    adapters: dict[str, Adapter] = {}
+    """LoRA weights that requests choose by name."""
     safety: bool = False
     """Whether the checkpoint's safety checker checks every image; an error if it has none."""
     upscaler: str | None = None
@@ -41,4 +56,11 @@ class Options(TorchOptions, frozen=True, forbid_unknown_fields=True):
 
 def read_options(spec: ModelSpec) -> Options:
     """Raise ``ValueError`` if an option is unknown or not supported here."""
-    return read(spec, Options, counts=("rows", "steps", "frames", "fps"))
+    options = read(spec, Options, counts=("rows", "tiling", "steps", "frames", "fps"))
+    for name, adapter in options.adapters.items():
+        if not 0 <= adapter.scale <= adapter.scale_max:
+            raise ValueError(
+                f"adapters.{name}.scale is {adapter.scale:g}; it can be 0 to scale_max, which is "
+                f"{adapter.scale_max:g}"
+            )
+    return options

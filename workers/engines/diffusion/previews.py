@@ -13,6 +13,8 @@ import torch
 
 def decode_image(pipeline: Any, latents: torch.Tensor, height: int, width: int) -> np.ndarray:
     """Decode the latents of an image: ``(H, W, 3)`` from 0 to 1."""
+    if hasattr(pipeline, "_unpack_latents_with_ids"):
+        return _decode(pipeline.vae, _flux2_latents(pipeline, latents, height, width))
     if hasattr(pipeline, "_unpack_latents"):
         latents = pipeline._unpack_latents(latents, height, width, pipeline.vae_scale_factor)
     return _decode(pipeline.vae, latents)
@@ -39,8 +41,21 @@ def decode_middle_frame(
     if latents.ndim == 4:
         frames = latents.reshape(-1, vae.config.latent_channels, *latents.shape[2:])
         return _decode(vae, frames[len(frames) // 2][None])
+    if type(vae).__name__ == "AutoencoderKLCogVideoX":  # its frames come before the channels
+        latents = latents.transpose(1, 2)
     middle = latents.shape[2] // 2
     return _decode(vae, latents[:, :, middle : middle + 1])
+
+
+def _flux2_latents(pipeline: Any, tokens: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Unpack ``(1, h * w, C)`` and undo the normalisation of patches."""
+    side = 2 * pipeline.vae_scale_factor
+    latents = tokens.transpose(1, 2).reshape(1, -1, height // side, width // side)
+    norm, epsilon = pipeline.vae.bn, pipeline.vae.config.batch_norm_eps
+    mean, variance = (one.view(1, -1, 1, 1) for one in (norm.running_mean, norm.running_var))
+    latents = latents * torch.sqrt(variance + epsilon).to(latents) + mean.to(latents)
+    unpacked: torch.Tensor = pipeline._unpatchify_latents(latents)
+    return unpacked
 
 
 def _decode(vae: Any, latents: torch.Tensor) -> np.ndarray:

@@ -21,10 +21,11 @@ from workers.contract.jobs import Failed, Job, Progress
 from workers.contract.media import File, ImageInput, Medium, VideoInput
 from workers.engines.cooperative_batching import PipelineRun
 from workers.engines.diffusion import masks, previews, schedulers
+from workers.engines.diffusion.adapters import NO_ADAPTERS, Selection
 from workers.engines.diffusion.families import PipelineFamily
 from workers.engines.diffusion.upscaling import Upscaler
 from workers.media import encode
-from workers.media.pixels import Pixels, Weights
+from workers.media.pixels import Audio, Pixels, Weights
 from workers.protocol.engine import CancelReason
 
 VisualInput: TypeAlias = ImageInput | VideoInput
@@ -45,6 +46,8 @@ class Generation:
     previews_taken: int = 0
     pixels: Pixels | None = None
     """The result, until it is encoded."""
+    audio: Audio | None = None
+    """Audio of a generated video."""
     media: list[tuple[Medium, File]] = field(default_factory=list)
     error: Failed | None = None
 
@@ -66,6 +69,7 @@ class Request:
     sources: tuple[Image.Image, ...]
     mask: Weights | None
     generations: list[Generation]
+    adapters: Selection = NO_ADAPTERS
     cancelled: CancelReason | None = None
     started_s: float = 0.0
     reported: int = -1
@@ -99,6 +103,8 @@ def make_pipeline_call(
     pipeline: Any,
     guidance: float | None,
     upscaler: Upscaler | None = None,
+    *,
+    fps: int = 8,
 ) -> Callable[[], Pixels]:
     """Return the function that a generation's run executes: a call of the pipeline.
 
@@ -112,10 +118,13 @@ def make_pipeline_call(
         "output_type": "np",
         **family.extra,
     }
-    if family.negative and input.negative_prompt:
-        arguments["negative_prompt"] = input.negative_prompt
+    if family.negative and (negative := input.negative_prompt or family.unconditional):
+        arguments["negative_prompt"] = negative
     if family.guidance is not None and guidance is not None:
-        arguments[family.guidance] = guidance
+        if family.guider:
+            setattr(pipeline.guider, family.guidance, guidance)
+        else:
+            arguments[family.guidance] = guidance
     if family.image is not None and request.sources:
         several = family.images_max > 1
         arguments[family.image] = list(request.sources) if several else request.sources[0]
@@ -128,6 +137,8 @@ def make_pipeline_call(
     if family.sized:
         arguments |= {"width": request.width, "height": request.height}
     if family.frames:
+        if family.frame_rate is not None:
+            arguments[family.frame_rate] = fps
         step = family.frame_step
         arguments["num_frames"] = -(-(request.frames - 1) // step) * step + 1
 
@@ -141,12 +152,33 @@ def make_pipeline_call(
         if flagged and flagged[0]:
             raise GenerationError("The result was blocked by the model's safety checker.")
         if family.frames:
+            generation.audio = _audio(pipeline, result)
             frames = to_pixels(np.asarray(result.frames[0]))[: request.frames]
-            return np.stack([_upscale(frame, upscaler, input.scale) for frame in frames])
-        pixels = _keep_outside(to_pixels(np.asarray(result.images[0])), request)
+            return np.stack(
+                [_upscale(_fit(frame, request), upscaler, input.scale) for frame in frames]
+            )
+        pixels = _fit(to_pixels(np.asarray(result.images[0])), request)
+        pixels = _keep_outside(pixels, request)
         return _upscale(pixels, upscaler, input.scale)
 
     return call
+
+
+def _audio(pipeline: Any, result: Any) -> Audio | None:
+    """Return the audio that some pipelines generate with a video, ``(channels, N)``."""
+    if (generated := getattr(result, "audio", None)) is None:
+        return None
+    samples: np.ndarray = np.asarray(generated[0].float().cpu().clamp(-1, 1), dtype=np.float32)
+    if not np.isfinite(samples).all():
+        raise GenerationError("The model produced non-finite values.")
+    return Audio(np.atleast_2d(samples), int(pipeline.vocoder.config.output_sampling_rate))
+
+
+def _fit(pixels: Pixels, request: Request) -> Pixels:
+    """Resize the result of a pipeline that chooses its own size."""
+    if request.family.sized or pixels.shape[:2] == (request.height, request.width):
+        return pixels
+    return np.asarray(crop_to_fit(Image.fromarray(pixels), request.width, request.height))
 
 
 def _keep_outside(pixels: Pixels, request: Request) -> Pixels:
@@ -158,20 +190,24 @@ def _keep_outside(pixels: Pixels, request: Request) -> Pixels:
 def _observe_steps(
     pipeline: Any, generation: Generation, request: Request, blend: masks.Blend | None
 ) -> None:
-    """Wrap the scheduler's step to count steps, apply the mask and take previews."""
+    """Extend the scheduler's step to count steps, apply the mask and take previews.
+
+    By a class, not an attribute: pipelines that denoise sound as well copy the scheduler for it.
+    """
     scheduler, previews_max = pipeline.scheduler, request.input.previews
-    step = scheduler.step
+    kind = type(scheduler)
     generation.steps = generation.done = 0
 
-    @functools.wraps(step)  # pipelines inspect the signature
-    def observed_step(
-        output: torch.Tensor, timestep: Any, noisy: torch.Tensor, *rest: Any, **more: Any
-    ) -> Any:
+    @functools.wraps(kind.step)  # pipelines inspect the signature
+    def observed_step(own: Any, output: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if own is not scheduler:
+            return kind.step(own, output, *args, **kwargs)
+        timestep, noisy = schedulers.step_inputs(scheduler, args)
         if generation.done == 0:
             begin = getattr(scheduler, "begin_index", None) or 0
             total = getattr(pipeline, "_num_timesteps", None)
             generation.steps = total or len(scheduler.timesteps) - begin
-        stepped = step(output, timestep, noisy, *rest, **more)
+        stepped = kind.step(scheduler, output, *args, **kwargs)
         generation.done += 1
         due = generation.steps * (generation.previews_taken + 1) // (previews_max + 1)
         if generation.previews_taken < previews_max and due <= generation.done < generation.steps:
@@ -182,7 +218,7 @@ def _observe_steps(
             return stepped
         return (blend.keep(stepped[0], timestep), *stepped[1:])
 
-    scheduler.step = observed_step
+    scheduler.__class__ = type(kind.__name__, (kind,), {"step": observed_step})
 
 
 def _decode_preview(pipeline: Any, latents: torch.Tensor, request: Request) -> Pixels:
@@ -227,12 +263,16 @@ def image_file(pixels: Pixels, input: ImageInput, origin: encode.Origin) -> tupl
 
 
 def video_files(
-    frames: Pixels, fps: int, input: VideoInput, origin: encode.Origin
+    frames: Pixels,
+    fps: int,
+    input: VideoInput,
+    origin: encode.Origin,
+    audio: Audio | None = None,
 ) -> list[tuple[Medium, File]]:
     """Encode a video, its thumbnail and its spritesheet."""
     count, height, width, _ = frames.shape
     duration_ms = round(count * 1000 / fps)
-    data = encode.video(frames, Fraction(fps), input.format, origin=origin)
+    data = encode.video(frames, Fraction(fps), input.format, origin=origin, audio=audio)
     content_type = "video/mp4" if input.format == "mp4" else "image/webp"
     first = Medium(
         "video",

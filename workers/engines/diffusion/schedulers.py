@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import diffusers
@@ -28,6 +28,11 @@ _FLOW: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     ),
 }
 """Schedulers for rectified flow, which has a time from 0 to 1 instead of noise levels."""
+_COGVIDEO: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "ddim": ("CogVideoXDDIMScheduler", {}),
+    "dpm++": ("CogVideoXDPMScheduler", {}),
+}
+"""Schedulers with CogVideoX's own noise levels."""
 
 
 def is_flow(scheduler: Any) -> bool:
@@ -47,6 +52,8 @@ def choose(scheduler: Any, name: str | None) -> Any:
         return type(scheduler).from_config(config)
     flow = is_flow(scheduler)
     schedulers = _FLOW if flow else _NOISE
+    if type(scheduler).__name__.startswith("CogVideoX"):
+        schedulers = _COGVIDEO
     if name not in schedulers:
         raise ValueError(f"scheduler is {name!r}; this model supports {', '.join(schedulers)}")
     class_name, settings = schedulers[name]
@@ -54,6 +61,15 @@ def choose(scheduler: Any, name: str | None) -> Any:
     if flow and name != "euler" and config.get("flow_shift") is None:
         settings["flow_shift"] = config.get("shift", 1.0)
     return getattr(diffusers, class_name).from_config(config, **settings)
+
+
+def step_inputs(scheduler: Any, args: Sequence[Any]) -> tuple[Any, torch.Tensor]:
+    """Return timestep and noisy latents among the arguments of ``step`` after the output."""
+    if type(scheduler).__name__ == "CogVideoXDPMScheduler":  # it takes its last estimate first
+        _, timestep, _, noisy = args[:4]
+    else:
+        timestep, noisy = args[:2]
+    return timestep, noisy
 
 
 def predict_clean(

@@ -1,13 +1,13 @@
 """Compares the choices of a model at two precisions: greedy answers of one, checked by the other.
 
 Each token is compared after the same tokens, those of the reference, so that one difference does
-not count for all that follow. Uses the library's own attention instead of the engine's cache, so
-the engine cannot serve afterwards.
+not count for all that follow. Writes to the engine's cache without its scheduler, so the engine
+cannot serve afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,39 +15,58 @@ import torch
 
 from workers.contract.jobs import ChatInput
 from workers.contract.trials import ReferenceAnswer
+from workers.engines.llm.cache import SequenceInput
 from workers.engines.llm.checkpoint import Checkpoint
 from workers.engines.llm.engine import LlmEngine
 
 
 def write_answer(engine: LlmEngine, input: Mapping[str, Any], limit: int) -> ReferenceAnswer:
     """Answer an input greedily, with at most ``limit`` tokens."""
-    checkpoint = _detached(engine)
+    checkpoint = engine.checkpoint
     prompt = _encode(checkpoint, input)
-    limit = max(0, min(limit, checkpoint.context - len(prompt)))
-    given, past, tokens = prompt, None, list[int]()
-    with torch.inference_mode():
-        while len(tokens) < limit:
-            ids = torch.tensor([given], device=checkpoint.device)
-            answer = checkpoint.model(ids, past_key_values=past, use_cache=True, logits_to_keep=1)
-            past = answer.past_key_values
-            token = int(answer.logits[0, -1].argmax())
-            tokens.append(token)
-            if token in checkpoint.vocabulary.end_tokens:
-                break
-            given = [token]
+    limit = max(0, min(limit, _room(checkpoint) - len(prompt)))
+    tokens: list[int] = []
+    given, start = prompt, 0
+    while len(tokens) < limit:
+        token = _choose(engine, given, start, 1)[0]
+        tokens.append(token)
+        if token in checkpoint.vocabulary.end_tokens:
+            break
+        start += len(given)
+        given = [token]
     return ReferenceAnswer(tuple(prompt), tuple(tokens))
 
 
 def count_equal(engine: LlmEngine, answer: ReferenceAnswer) -> int:
     """Return how many tokens of an answer this model would choose after those before."""
-    checkpoint, tokens = _detached(engine), list(answer.tokens)
+    prompt = answer.prompt
+    tokens = answer.tokens[: max(0, _room(engine.checkpoint) - len(prompt))]
     if not tokens:
         return 0
-    with torch.inference_mode():
-        ids = torch.tensor([[*answer.prompt, *tokens]], device=checkpoint.device)
-        logits = checkpoint.model(ids, logits_to_keep=len(tokens) + 1).logits[0, :-1]
-        chosen = logits.argmax(dim=-1).tolist()
+    chosen = _choose(engine, [*prompt, *tokens[:-1]], 0, len(tokens))
     return sum(a == b for a, b in zip(chosen, tokens, strict=True))
+
+
+def _choose(engine: LlmEngine, ids: Sequence[int], start: int, count: int) -> list[int]:
+    """Compute tokens from position ``start`` on, in chunks of one block as the engine does. Return
+    the likeliest token after each of the last ``count``."""
+    shape, decoder = engine.checkpoint.shape, engine.decoder
+    table = range(1, shape.blocks + 1)
+    chosen: list[int] = []
+    with torch.inference_mode():
+        place = 0
+        while place < len(ids):
+            end = min(len(ids), place + shape.block_tokens - (start + place) % shape.block_tokens)
+            kept = max(0, end - max(place, len(ids) - count))
+            chunk = SequenceInput(ids[place:end], start + place, table, kept)
+            logits = decoder.run(decoder.stage([], [chunk]))
+            chosen += logits[:kept].argmax(dim=-1).tolist()
+            place = end
+    return chosen
+
+
+def _room(checkpoint: Checkpoint) -> int:
+    return min(checkpoint.context, checkpoint.shape.blocks * checkpoint.shape.block_tokens)
 
 
 def _encode(checkpoint: Checkpoint, input: Mapping[str, Any]) -> list[int]:
@@ -55,9 +74,3 @@ def _encode(checkpoint: Checkpoint, input: Mapping[str, Any]) -> list[int]:
     if chat.prompts:
         return checkpoint.vocabulary.encode_prompt(chat.prompts[0])
     return checkpoint.vocabulary.encode(chat.messages)
-
-
-def _detached(engine: LlmEngine) -> Checkpoint:
-    checkpoint = engine.checkpoint
-    checkpoint.model.set_attn_implementation("sdpa")
-    return checkpoint

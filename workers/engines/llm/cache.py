@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from workers.engines.llm.blocks import ZERO_BLOCK
+from workers.engines.llm.scheduling.blocks import ZERO_BLOCK
 
 IMPLEMENTATION: Final = "tollgate_paged"
 
@@ -39,6 +39,12 @@ class CacheShape:
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    windows: tuple[int | None, ...] = ()
+    """Number of latest tokens that each layer attends to, its own included; None for all. Empty if
+    all layers attend to all tokens."""
+
+    def window(self, layer: int) -> int | None:
+        return self.windows[layer] if self.windows else None
 
     @property
     def token_bytes(self) -> int:
@@ -46,8 +52,12 @@ class CacheShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     @property
+    def block_bytes(self) -> int:
+        return self.block_tokens * self.token_bytes
+
+    @property
     def bytes(self) -> int:
-        return (self.blocks + 2) * self.block_tokens * self.token_bytes
+        return (self.blocks + 2) * self.block_bytes
 
     @property
     def sink(self) -> int:
@@ -90,34 +100,42 @@ LayoutT = TypeVar("LayoutT")
 
 
 class PagedCache(ABC, Generic[LayoutT]):
-    """Keys and values of all layers, each a tensor whose first dimension is the blocks.
+    """Keys and values of all layers in one tensor, so that a block is cleared or copied at once.
 
-    Subclasses choose the order within a block, and the attention that reads it.
+    Subclasses choose the order of its dimensions, and the attention that reads it.
     """
 
-    def __init__(self, shape: CacheShape, device: torch.device, block_shape: Sequence[int]) -> None:
+    def __init__(self, shape: CacheShape, device: torch.device) -> None:
         self.shape = shape
         self.device = device
         self._layout: LayoutT | None = None
-        dimensions = (shape.blocks + 2, *block_shape)
-        self._keys, self._values = (
-            [torch.zeros(dimensions, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
-            for _ in range(2)
-        )
+        self._blocks = self._allocate()
+
+    @abstractmethod
+    def _allocate(self) -> torch.Tensor:
+        """Allocate the cache. Return it, or a view of it, with the blocks as first dimension."""
+
+    @abstractmethod
+    def _free(self) -> None:
+        """Drop all references to the cache."""
+
+    def resize(self, blocks: int) -> None:
+        """Allocate another number of blocks; what is stored is lost."""
+        self.shape = replace(self.shape, blocks=blocks)
+        self._free()
+        self._blocks = self._allocate()
 
     def zero_blocks(self, blocks: Sequence[int]) -> None:
         """Zero blocks before they are used again.
 
         Masks hide old numbers, but not NaN: 0 times NaN is NaN, for the next user too.
         """
-        for stored in (*self._keys, *self._values):
-            stored[list(blocks)] = 0
+        self._blocks.index_fill_(0, self._tensor(blocks), 0)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks, each ``(source, target)``."""
-        sources, targets = (list(part) for part in zip(*pairs, strict=True))
-        for stored in (*self._keys, *self._values):
-            stored[targets] = stored[sources]
+        sources, targets = self._tensor(pairs).unbind(1)
+        self._blocks.index_copy_(0, targets, self._blocks.index_select(0, sources))
 
     @abstractmethod
     def lay_out(self, tokens: ForwardTokens) -> LayoutT:
@@ -140,19 +158,18 @@ class PagedCache(ABC, Generic[LayoutT]):
         Return ``(1, tokens, heads, head_dim)``.
         """
         assert self._layout is not None
-        stored = self._keys[layer], self._values[layer]
-        return self._attend(self._layout, stored, query, (key, value), scaling)
+        return self._attend(self._layout, layer, query, (key, value), scaling)
 
     @abstractmethod
     def _attend(
         self,
         layout: LayoutT,
-        stored: tuple[torch.Tensor, torch.Tensor],
+        layer: int,
         query: torch.Tensor,
         new: tuple[torch.Tensor, torch.Tensor],
         scaling: float | None,
     ) -> torch.Tensor:
-        """Write the ``new`` keys and values to the ``stored`` ones, then attend."""
+        """Store the ``new`` keys and values, then attend."""
 
     def _locate(self, tokens: ForwardTokens) -> tuple[list[int], list[int]]:
         """Return the block of each token, and the offset in it; the sink for padding."""
@@ -181,33 +198,49 @@ class PagedCache(ABC, Generic[LayoutT]):
 @dataclass(frozen=True, slots=True)
 class _PrefillChunk:
     """Tokens ``[start, stop)`` of the step. ``gather`` and ``mask`` are None for the first chunk of
-    a prompt, which has no past."""
+    a prompt, which has no past. ``near`` is the mask of layers with a window, by its size."""
 
     start: int
     stop: int
     gather: torch.Tensor | None
     mask: torch.Tensor | None
+    near: dict[int, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class _GatherLayout:
-    """``store`` ``(tokens · kv_heads,)`` and ``gather`` ``(rows · kv_heads · blocks,)`` int64;
-    ``masks`` of each column ``(rows, 1, 1, window)`` float32: 0, or -inf for masked positions."""
+    """``store`` ``(2 · tokens · kv_heads,)`` and ``gather`` ``(2 · rows · kv_heads · blocks,)``
+    int64; ``masks`` of each column ``(rows, 1, 1, past)`` float32: 0, or -inf for masked positions.
+    ``near`` has those of layers with a window, by its size."""
 
     store: torch.Tensor
     rows: int
     columns: int
     gather: torch.Tensor
     masks: tuple[torch.Tensor, ...]
+    near: dict[int, tuple[torch.Tensor, ...]]
     prefills: tuple[_PrefillChunk, ...]
 
 
 class GatherCache(PagedCache[_GatherLayout]):
-    """A block is ``(kv_heads, block_tokens, head_dim)``, so that few large parts are copied."""
+    """A block of a layer is ``(2, kv_heads, block_tokens, head_dim)``: its keys and its values, so
+    that one operation copies few large parts."""
 
     def __init__(self, shape: CacheShape, device: torch.device) -> None:
-        super().__init__(shape, device, (shape.kv_heads, shape.block_tokens, shape.head_dim))
-        self._heads = torch.arange(shape.kv_heads, device=device)
+        super().__init__(shape, device)
+        self._parts = torch.arange(2 * shape.kv_heads, device=device).view(2, -1)
+        self._windows = {window for window in shape.windows if window is not None}
+
+    def _allocate(self) -> torch.Tensor:
+        shape = self.shape
+        block = (2 * shape.kv_heads, shape.block_tokens, shape.head_dim)
+        self._layers = torch.zeros(
+            shape.layers, shape.blocks + 2, *block, dtype=shape.dtype, device=self.device
+        )
+        return self._layers.transpose(0, 1)
+
+    def _free(self) -> None:
+        del self._blocks, self._layers
 
     def lay_out(self, tokens: ForwardTokens) -> _GatherLayout:
         rows, columns = tokens.rows, tokens.columns
@@ -216,7 +249,7 @@ class GatherCache(PagedCache[_GatherLayout]):
         positions = [
             [*range(row.start, row.stop), *[row.start] * (columns - len(row.ids))] for row in rows
         ]
-        window = torch.arange(count * self.shape.block_tokens, device=self.device)
+        past = torch.arange(count * self.shape.block_tokens, device=self.device)
         chunks: list[_PrefillChunk] = []
         start = len(rows) * columns
         for prefill in tokens.prefills:
@@ -224,50 +257,61 @@ class GatherCache(PagedCache[_GatherLayout]):
             chunks.append(self._lay_out_prefill(prefill, start, stop))
             start = stop
         masks: tuple[torch.Tensor, ...] = ()
+        near: dict[int, tuple[torch.Tensor, ...]] = {}
         if rows:
             until = self._tensor(positions)[:, :, None, None, None]
-            masks = torch.zeros(()).where(window <= until, -torch.inf).unbind(1)
+            visible = torch.zeros((), device=self.device)
+            masks = visible.where(past <= until, -torch.inf).unbind(1)
+            for window in self._windows:
+                seen = _is_near(past, until, window)
+                near[window] = visible.where(seen, -torch.inf).unbind(1)
         block, offset = self._tensor(self._locate(tokens))
-        head = block[:, None] * self.shape.kv_heads + self._heads
-        store = head * self.shape.block_tokens + offset[:, None]
+        part = block[:, None] * self._parts.numel() + self._parts[:, None]
+        store = part * self.shape.block_tokens + offset[:, None]
         return _GatherLayout(
-            store.flatten(), len(rows), columns, self._index(tables), masks, tuple(chunks)
+            *(store.flatten(), len(rows), columns, self._index(tables)),
+            *(masks, near, tuple(chunks)),
         )
 
     def _lay_out_prefill(self, prefill: SequenceInput, start: int, stop: int) -> _PrefillChunk:
         if prefill.start == 0:
-            return _PrefillChunk(start, stop, None, None)
+            own = torch.arange(len(prefill.ids), device=self.device)
+            windows = [window for window in self._windows if window < len(own)]
+            near = {window: _is_near(own, own[:, None], window) for window in windows}
+            return _PrefillChunk(start, stop, None, None, near)
         table = prefill.table[: self._blocks_of(prefill.stop)]
-        window = torch.arange(len(table) * self.shape.block_tokens, device=self.device)
-        mask = window[None] <= window[prefill.start : prefill.stop, None]
-        return _PrefillChunk(start, stop, self._index([table]), mask)
+        past = torch.arange(len(table) * self.shape.block_tokens, device=self.device)
+        until = past[prefill.start : prefill.stop, None]
+        near = {window: _is_near(past, until, window) for window in self._windows}
+        return _PrefillChunk(start, stop, self._index([table]), past <= until, near)
 
     def _attend(
         self,
         layout: _GatherLayout,
-        stored: tuple[torch.Tensor, torch.Tensor],
+        layer: int,
         query: torch.Tensor,
         new: tuple[torch.Tensor, torch.Tensor],
         scaling: float | None,
     ) -> torch.Tensor:
-        for target, source in zip(stored, new, strict=True):
-            flat = target.view(-1, self.shape.head_dim)
-            flat.index_copy_(0, layout.store, source[0].transpose(0, 1).reshape(-1, flat.shape[1]))
+        stored = self._layers[layer]
+        flat = stored.view(-1, self.shape.head_dim)
+        source = torch.stack([part[0].transpose(0, 1) for part in new])
+        flat.index_copy_(0, layout.store, source.view(-1, self.shape.head_dim))
         _, heads, tokens, head_dim = query.shape
         rows, columns = layout.rows, layout.columns
+        window = self.shape.window(layer)
+        masks = layout.masks if window is None else layout.near.get(window, ())
         past = None
         if rows:
             past = self._gather(stored, layout.gather, rows)
         if columns == 1 and not layout.prefills:
             assert past is not None
-            decoded = _attend_by_row(
-                query[0, :, :rows].transpose(0, 1), *past, layout.masks[0], scaling
-            )
+            decoded = _attend_by_row(query[0, :, :rows].transpose(0, 1), *past, masks[0], scaling)
             return F.pad(decoded, (0, 0, 0, 0, 0, tokens - rows))[None]
         attended = query.new_zeros(1, tokens, heads, head_dim)
         if past is not None:
             end = rows * columns
-            for column, mask in enumerate(layout.masks):
+            for column, mask in enumerate(masks):
                 attended[0, column:end:columns] = _attend_by_row(
                     query[0, :, column:end:columns].transpose(0, 1), *past, mask, scaling
                 )
@@ -277,12 +321,13 @@ class GatherCache(PagedCache[_GatherLayout]):
                 key, value = (part[:, :, tokens_of].contiguous() for part in new)
             else:
                 key, value = self._gather(stored, chunk.gather, 1)
+            visible = chunk.mask if window is None else chunk.near.get(window, chunk.mask)
             attended[:, tokens_of] = F.scaled_dot_product_attention(
                 query[:, :, tokens_of].contiguous(),
                 key,
                 value,
-                attn_mask=chunk.mask,
-                is_causal=chunk.mask is None,
+                attn_mask=visible,
+                is_causal=visible is None,
                 scale=scaling,
                 enable_gqa=True,
             ).transpose(1, 2)
@@ -293,20 +338,24 @@ class GatherCache(PagedCache[_GatherLayout]):
         table = self._tensor(tables)
         if not tables:
             return table
-        return (table[:, None] * self.shape.kv_heads + self._heads[:, None]).flatten()
+        return (table[:, None] * self._parts.numel() + self._parts[:, None, :, None]).flatten()
 
     def _gather(
-        self, stored: tuple[torch.Tensor, torch.Tensor], index: torch.Tensor, rows: int
+        self, stored: torch.Tensor, index: torch.Tensor, rows: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values, each ``(rows, kv_heads, window, head_dim)``."""
         shape = self.shape
         key, value = (
-            part.view(-1, shape.block_tokens * shape.head_dim)
+            stored.view(-1, shape.block_tokens * shape.head_dim)
             .index_select(0, index)
-            .view(rows, shape.kv_heads, -1, shape.head_dim)
-            for part in stored
+            .view(2, rows, shape.kv_heads, -1, shape.head_dim)
         )
         return key, value
+
+
+def _is_near(past: torch.Tensor, until: torch.Tensor, window: int) -> torch.Tensor:
+    """Return which positions of a ``past`` are the ``window`` latest up to ``until``."""
+    return (past <= until) & (past > until - window)
 
 
 def _attend_by_row(

@@ -7,6 +7,7 @@ Refuses everything that is not supported. A family is supported if a test compar
 from __future__ import annotations
 
 import logging
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,9 +22,11 @@ from workers.engines.checkpoints import (
 )
 from workers.engines.llm import varlen
 from workers.engines.llm.cache import CacheShape, attention_modules
+from workers.engines.llm.experts import active_share, attach_experts, has_experts
 from workers.engines.llm.options import Options, read_context
 from workers.engines.llm.vocabulary import Vocabulary, read_vocabulary
-from workers.engines.precision import quantize
+from workers.engines.memory import weights_bytes
+from workers.engines.precision import QUANTIZED
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +37,8 @@ FAMILIES: Final = (
     "MistralForCausalLM",
     "Phi3ForCausalLM",
     "Gemma3ForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen3MoeForCausalLM",
 )
 BLOCK_TOKENS: Final = 64
 """Tokens of a block of ``GatherCache``, and of a prefill chunk."""
@@ -48,6 +53,9 @@ class Weights:
         self.context, self.shape = read_shape(spec, options)
         self.device = options.torch_device
         self.model: Any = _read_weights(self.path, options)
+        self.weights_bytes = weights_bytes(self.model)
+        self.heads = int(self.model.config.num_attention_heads)
+        self.context_cost = relative_context_cost(self.model, self.shape, self.heads)
 
 
 class Checkpoint(Weights):
@@ -62,13 +70,16 @@ class Checkpoint(Weights):
         )
 
 
-def inspect(spec: ModelSpec, options: Options) -> tuple[Vocabulary, CacheShape]:
-    """Check a checkpoint without reading its weights. Raise ``ValueError`` as ``Checkpoint``."""
+def inspect(spec: ModelSpec, options: Options) -> tuple[Vocabulary, int, CacheShape]:
+    """Check a checkpoint without reading its weights: vocabulary, context, shape of the cache.
+
+    Raise ``ValueError`` as ``Checkpoint``.
+    """
     path = directory(spec)
     config = _read_config(path)
-    _, shape = read_shape(spec, options)
+    context, shape = read_shape(spec, options)
     size, ends = int(config.vocab_size), getattr(config, "eos_token_id", None)
-    return read_vocabulary(path, size=size, end_tokens=ends), shape
+    return read_vocabulary(path, size=size, end_tokens=ends), context, shape
 
 
 def directory(spec: ModelSpec) -> Path:
@@ -102,6 +113,7 @@ def read_shape(spec: ModelSpec, options: Options) -> tuple[int, CacheShape]:
         kv_heads=config.num_key_value_heads,
         head_dim=head_dim or config.hidden_size // config.num_attention_heads,
         dtype=dtype,
+        windows=_windows(config, context),
     )
 
 
@@ -120,12 +132,8 @@ def _read_config(path: Path) -> Any:
 def _bound_context(spec: ModelSpec, config: Any) -> int:
     """Return the configured context or, by default, the longest that is computed correctly."""
     context = read_context(spec)
-    positions, window = int(config.max_position_embeddings), _sliding_window(config)
+    positions = int(config.max_position_embeddings)
     bounds = [(positions, f"the model supports {positions} positions")]
-    if window is not None:
-        bounds.append(
-            (window, f"its sliding window is {window}, and a longer context is not supported")
-        )
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":
         # Beyond this the library changes the rotary frequencies of all positions in a batch,
@@ -142,18 +150,38 @@ def _bound_context(spec: ModelSpec, config: Any) -> int:
     return context
 
 
-def _sliding_window(config: Any) -> int | None:
-    """Return the sliding window, within which attention is full; None if no layer has one."""
+def _windows(config: Any, context: int) -> tuple[int | None, ...]:
+    """Return the sliding window of each layer; nothing if no window is shorter than the context."""
     window = getattr(config, "sliding_window", None)
-    layers = getattr(config, "layer_types", None)
-    if window is None or (layers is not None and "sliding_attention" not in layers):
-        return None
-    return int(window)
+    if window is None or window >= context:
+        return ()
+    kinds = getattr(config, "layer_types", None)
+    kinds = kinds or ["sliding_attention"] * config.num_hidden_layers
+    return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
+
+
+def relative_context_cost(model: Any, shape: CacheShape, heads: int) -> float:
+    """Return the cost of attending to one more token, relative to the products of a token.
+
+    Attention multiplies and adds twice per position and dimension, products once per weight. The
+    weights of experts are three-dimensional, and a token is multiplied by those of a few.
+    """
+    share = active_share(model)
+    weights: float = sum(
+        tensor.numel() * (share if tensor.ndim == 3 else 1.0)
+        for tensor in chain(model.parameters(), model.buffers())
+    )
+    return 2 * shape.layers * heads * shape.head_dim / weights
 
 
 def _read_weights(path: Path, options: Options) -> Any:
     model = read_model(AutoModelForCausalLM, path, options)
+    if has_experts(model) and options.dtype in QUANTIZED:
+        raise ValueError(
+            f"dtype is {options.dtype}, but experts cannot be quantised; use bfloat16, or "
+            f"{_ALTERNATIVE}"
+        )
+    attach_experts(model)
     if len(attention_modules(model)) != model.config.num_hidden_layers:
         raise ValueError(f"the attention layers of {path} were not found; {_ALTERNATIVE}")
-    quantize(model, options.dtype)
     return model

@@ -5,6 +5,9 @@ Whether a whole step can be one forward without an answer depending on the other
 measured on the device when the model is loaded (``_is_invariant``): if matrix products give each
 row the same bits for any number of rows, it can. Otherwise decode is one forward that always has
 the same shape, and each prefill chunk is a separate forward.
+
+If answers may depend on others and decoding can be recorded (``graphs``), decode is a forward of
+one of few shapes, by the number of rows, and all prefill chunks are another forward.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from typing import Any, Final
 
 import torch
 
-from workers.engines.llm.cache import ForwardTokens, PagedCache, SequenceInput, attach
+from workers.engines.llm.cache import ForwardTokens, PagedCache, SequenceInput
+from workers.engines.llm.fused import PagedModel
 from workers.engines.llm.graphs import Graph, Recorder, StaticInputs, make_graph
 
 ROWS: Final = 4
@@ -47,7 +51,7 @@ class Decoder:
 
     def __init__(
         self,
-        model: Any,
+        model: PagedModel,
         cache: PagedCache[Any],
         device: torch.device,
         *,
@@ -64,11 +68,15 @@ class Decoder:
         self._rows = rows
         self._decode_tokens_max = decode_tokens_max
         self._recorder = recorder
-        self._graph: Graph | None = None
-        attach(model, cache)
+        self._graphs: dict[int, Graph] = {}
+        """By the number of tokens."""
         self.one_forward = True if one_forward is None else one_forward
         if one_forward is None:
             self.one_forward = self._is_invariant()
+
+    @property
+    def cache_bytes(self) -> int:
+        return self._cache.shape.bytes
 
     def stage(
         self, decodes: Sequence[SequenceInput], prefills: Sequence[SequenceInput]
@@ -76,19 +84,41 @@ class Decoder:
         """Copy the inputs of a step to the device."""
         if not decodes and not prefills:
             return []
-        if self.one_forward:
+        if self.one_forward and self._recorder is None:
             columns = max((len(decode.ids) for decode in decodes), default=0)
             tokens = len(decodes) * columns + sum(len(prefill.ids) for prefill in prefills)
             return [self._stage(ForwardTokens(decodes, columns, prefills, -tokens % ROWS))]
         idle = SequenceInput([], 0, [self._cache.shape.sink], 0)
         forwards = []
         if decodes:
-            rows = [*decodes, *[idle] * (self._rows - len(decodes))]
+            rows = [*decodes, *[idle] * (self._row_count(len(decodes)) - len(decodes))]
             columns = self._decode_tokens_max
             padding = -len(rows) * columns % ROWS
             forwards.append(self._stage(ForwardTokens(rows, columns, (), padding, static=True)))
-        forwards += [self._stage(ForwardTokens(prefills=[prefill])) for prefill in prefills]
+        if self.one_forward and prefills:
+            padding = -sum(len(prefill.ids) for prefill in prefills) % ROWS
+            forwards.append(self._stage(ForwardTokens(prefills=prefills, padding=padding)))
+        elif prefills:
+            forwards += [self._stage(ForwardTokens(prefills=[prefill])) for prefill in prefills]
         return forwards
+
+    @property
+    def records(self) -> bool:
+        """Whether decode forwards are recorded."""
+        return self._recorder is not None
+
+    @property
+    def row_counts(self) -> list[int]:
+        """The numbers of rows of decode forwards of constant shape."""
+        if not self.one_forward:
+            return [self._rows]
+        counts = [min(ROWS, self._rows)]
+        while counts[-1] < self._rows:
+            counts.append(min(2 * counts[-1], self._rows))
+        return counts
+
+    def _row_count(self, decodes: int) -> int:
+        return next(count for count in self.row_counts if count >= decodes)
 
     def run(self, forwards: Sequence[Forward]) -> torch.Tensor:
         """Return the logits ``(kept, vocabulary)`` on the device, in the order of the inputs."""
@@ -140,32 +170,27 @@ class Decoder:
         if forward.static and self._recorder is not None:
             return self._replay(forward)
         self._cache.begin(forward.layout)
-        out = self._model(
-            input_ids=forward.ids,
-            position_ids=forward.positions,
-            use_cache=False,
-            logits_to_keep=forward.logits_at,
-        )
-        logits: torch.Tensor = out.logits[0, : forward.logits_kept].float()
-        return logits
+        logits = self._model(forward.ids, forward.positions, forward.logits_at)
+        return logits[: forward.logits_kept].float()
 
     def _replay(self, forward: Forward) -> torch.Tensor:
         """Compute all logits of a step of constant shape, then select those that are kept."""
         inputs = StaticInputs(forward.ids, forward.positions, forward.layout)
-        if self._graph is None and self._recorder is not None:
-            self._graph = make_graph(self._run_static, inputs, self._recorder)
-            if self._graph is None:
+        tokens = forward.ids.shape[1]
+        if tokens not in self._graphs and self._recorder is not None:
+            graph = make_graph(self._run_static, inputs, self._recorder)
+            if graph is None:
                 self._recorder = None
-        logits = self._run_static(inputs) if self._graph is None else self._graph(inputs)
+                self._graphs.clear()
+            else:
+                self._graphs[tokens] = graph
+        graph = self._graphs.get(tokens)
+        logits = self._run_static(inputs) if graph is None else graph(inputs)
         return logits[forward.logits_at[: forward.logits_kept]].float()
 
     def _run_static(self, inputs: StaticInputs) -> torch.Tensor:
         self._cache.begin(inputs.layout)
-        out = self._model(
-            input_ids=inputs.ids, position_ids=inputs.positions, use_cache=False, logits_to_keep=0
-        )
-        logits: torch.Tensor = out.logits[0]
-        return logits
+        return self._model(inputs.ids, inputs.positions, None)
 
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long, device=self._device)

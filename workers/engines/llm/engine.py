@@ -22,26 +22,34 @@ import torch
 
 from workers.contract.jobs import ChatInput, Event, Failed, Job, Outcome, RequestId, Tokens
 from workers.contract.models import ModelSpec
-from workers.engines.llm.blocks import BlockPool, digests
 from workers.engines.llm.cache import SequenceInput
 from workers.engines.llm.checkpoint import Checkpoint
 from workers.engines.llm.decoder import Decoder
-from workers.engines.llm.grammar import GrammarError
-from workers.engines.llm.loading import inspect_models, load_draft, make_decoder
+from workers.engines.llm.loading import Room, estimate_memory, inspect_models, make_decoders
 from workers.engines.llm.options import read_options
-from workers.engines.llm.request import ChatRequest, ChoiceState
-from workers.engines.llm.sampling import SampledToken
-from workers.engines.llm.scheduler import Scheduler, SequenceGroup, StepPlan, TokenSequence
+from workers.engines.llm.request import ChatRequest, ChoiceState, Verification, verify
+from workers.engines.llm.sampling import SampledToken, propose
+from workers.engines.llm.scheduling.blocks import BlockPool, Digests
+from workers.engines.llm.scheduling.pacing import PrefillPacing
+from workers.engines.llm.scheduling.scheduler import (
+    Scheduler,
+    SequenceGroup,
+    StepPlan,
+    TokenSequence,
+    step_weights,
+)
 from workers.engines.llm.speculation import DraftModel, PromptLookup
 from workers.engines.llm.tools import is_constrained
-from workers.engines.memory import is_out_of_memory, total_bytes
+from workers.engines.memory import is_out_of_memory, memory_of
 from workers.engines.threads import threads_for, use_threads
 from workers.protocol.engine import (
     Admission,
     Admitted,
     CancelReason,
+    Demand,
     Hardware,
     Inspected,
+    Memory,
     PhaseClock,
     StepReport,
     Wait,
@@ -61,6 +69,7 @@ class _LoadedModel:
     decoder: Decoder
     scheduler: Scheduler
     draft: DraftModel | None
+    pacing: PrefillPacing
 
 
 class LlmEngine:
@@ -74,6 +83,8 @@ class LlmEngine:
         self._options = read_options(spec)
         self._requests: dict[RequestId, ChatRequest] = {}
         self._loaded: _LoadedModel | None = None
+        self._weights_bytes = self._cache_bytes = self._optional_bytes = 0
+        self._allowed_bytes: int | None = None
         self._threads = 1
 
     @property
@@ -87,28 +98,51 @@ class LlmEngine:
         return self._model.checkpoint
 
     @property
+    def decoder(self) -> Decoder:
+        return self._model.decoder
+
+    @property
     def hardware(self) -> Hardware:
         return self._options.hardware
 
+    @property
+    def memory(self) -> Memory:
+        return memory_of(
+            self._options.torch_device,
+            self._weights_bytes,
+            self._cache_bytes,
+            self._optional_bytes,
+        )
+
+    def allow(self, memory_bytes: int | None) -> None:
+        self._allowed_bytes = memory_bytes
+
+    def demand(self) -> Demand:
+        return estimate_memory(self._spec, self._options)
+
     def inspect(self) -> Inspected:
-        found, device = inspect_models(self._spec, self._options), self._options.torch_device
-        return replace(found, device=self.hardware.device, memory_bytes=total_bytes(device))
+        return inspect_models(self._spec, self._options)
 
     def load(self) -> None:
         """Load the weights, create the cache, warm up. Raise ``ValueError`` with the reason."""
         options = self._options
+        room = Room(self._allowed_bytes, memory_of(options.torch_device, 0).device_used_bytes)
         checkpoint = Checkpoint(self._spec, options)
         self._threads = threads_for(checkpoint.model, options.threads)
         use_threads(self._threads)
-        draft = load_draft(self._spec, options, checkpoint)
-        decoder = make_decoder(checkpoint, options)
+        made = make_decoders(self._spec, options, checkpoint, room)
+        self._weights_bytes, self._optional_bytes = made.weights_bytes, made.optional_bytes
+        decoder, draft = made.decoder, made.draft
         scheduler = Scheduler(
             BlockPool(checkpoint.shape.blocks),
             slots=options.slots,
             block_tokens=checkpoint.shape.block_tokens,
             decode_tokens_max=options.decode_tokens_max,
         )
-        self._loaded = _LoadedModel(checkpoint, decoder, scheduler, draft)
+        pacing = PrefillPacing(block_tokens=checkpoint.shape.block_tokens)
+        self._loaded = _LoadedModel(checkpoint, decoder, scheduler, draft, pacing)
+        own_bytes = 0 if draft is None else draft.decoder.cache_bytes
+        self._cache_bytes = decoder.cache_bytes + own_bytes
 
     def unload(self) -> None:
         self._loaded = None
@@ -126,12 +160,18 @@ class LlmEngine:
             return self._refuse(chat) or self._admit(job, chat)
 
     def step(self, clock: PhaseClock) -> StepReport:
-        scheduler = self._model.scheduler
+        scheduler, pacing = self._model.scheduler, self._model.pacing
         use_threads(self._threads)
         drafts = self._propose()
-        plan = scheduler.plan()
+        plan = scheduler.plan(pacing.tokens_max)
+        started_s = time.perf_counter()
         with torch.inference_mode(), _translate_memory_errors():
             sampled = self._compute(plan, drafts, clock)
+        pacing.record(
+            decodes=len(plan.decodes),
+            prefill_tokens=sum(chunk.stop - chunk.start for chunk in plan.prefills),
+            spent_us=(time.perf_counter() - started_s) * 1e6,
+        )
         scheduler.advance(plan)
         with clock.phase("postprocess"):
             return self._report(plan, sampled)
@@ -153,6 +193,8 @@ class LlmEngine:
         """
         vocabulary = self._model.checkpoint.vocabulary
         size = vocabulary.size
+        if any(message.parts for message in chat.messages):
+            return Failed("invalid_input", f"{self._spec.name} reads no images.", param="messages")
         if chat.tools and chat.tool_choice != "none" and vocabulary.tool_format is None:
             return Failed(
                 "unsupported_parameter",
@@ -214,9 +256,12 @@ class LlmEngine:
             return Failed("invalid_input", f"This schema is not supported: {error}.", param=param)
         request = self._requests[job.request_id] = ChatRequest(job.request_id, job.stream)
         for number, prompt in enumerate(prompts):
-            group = self._schedule(job, prompt, chat.n)
+            group, digests = self._schedule(job, prompt, chat.n)
             request.groups.append(group)
             own = choices[number * chat.n : (number + 1) * chat.n]
+            if self._options.caches_answers:
+                for choice in own:
+                    choice.digests = digests.copy()
             request.choices.update(zip(group.sequences, own, strict=True))
         return Admitted()
 
@@ -268,22 +313,23 @@ class LlmEngine:
             choice.lookup = PromptLookup(prompt)
         return choice
 
-    def _schedule(self, job: Job, prompt: Sequence[int], choices: int) -> SequenceGroup:
+    def _schedule(
+        self, job: Job, prompt: Sequence[int], choices: int
+    ) -> tuple[SequenceGroup, Digests]:
         now_ms = time.time() * 1000
         due = min(now_ms + DUE_MS, job.deadline_ms or now_ms + DUE_MS)
-        prefixes = (
-            digests(job.account_id, prompt, self._model.checkpoint.shape.block_tokens)
-            if self._options.prefix_cache
-            else ()
-        )
-        return self._model.scheduler.add(
+        digests = Digests(job.account_id, self._model.checkpoint.shape.block_tokens)
+        if self._options.prefix_cache:
+            digests.extend(prompt)
+        group = self._model.scheduler.add(
             job.request_id,
             prompt_tokens=len(prompt),
             choices=choices,
-            digests=prefixes,
+            digests=digests.found,
             due=due - job.priority * PRIORITY_MS,
             priority=job.priority,
         )
+        return group, digests
 
     # --- One step ---------------------------------------------------------------------------------
 
@@ -336,8 +382,8 @@ class LlmEngine:
                     plan.decodes,
                     [replace(prefill, logits_kept=0) for prefill in prefills],
                     lambda sequence, position: choices[sequence].token_at(position),
-                    lambda sequence, logits, offset: choices[sequence].sampler.propose(
-                        logits, offset
+                    lambda sequences, logits, offset: propose(
+                        logits, [choices[sequence].sampler for sequence in sequences], offset
                     ),
                 )
         with clock.phase("transfer"):
@@ -353,41 +399,35 @@ class LlmEngine:
             staged = decoder.stage(decodes, prefills)
             decoder.wait()
         with clock.phase("forward"):
-            logits = _Logits(decoder.run(staged))
+            logits = decoder.run(staged)
             decoder.copy_blocks(plan.block_copies)
             if model.draft is not None:
                 model.draft.decoder.copy_blocks(plan.block_copies)
             decoder.wait()
-            sampled: dict[TokenSequence, list[SampledToken] | str] = {}
+            asked: dict[TokenSequence, Verification] = {}
             row = 0
             for chunk, decode in zip(plan.decodes, decodes, strict=True):
                 if decode.logits_kept:
-                    verified = list(decode.ids[len(decode.ids) - decode.logits_kept + 1 :])
-                    sampled[chunk.sequence] = _sample(
-                        choices[chunk.sequence], logits, row, verified
-                    )
+                    verified = decode.ids[len(decode.ids) - decode.logits_kept + 1 :]
+                    asked[chunk.sequence] = Verification(choices[chunk.sequence], row, verified)
                     row += decode.logits_kept
             for prefill in plan.prefills:
                 if prefill.is_last:
                     for sequence in prefill.group.open_sequences:
                         if not choices[sequence].tokens:
-                            sampled[sequence] = _sample(choices[sequence], logits, row, [])
+                            asked[sequence] = Verification(choices[sequence], row)
                     row += 1
-            return sampled
+            verify(logits, list(asked.values()))
+            return {sequence: one.result for sequence, one in asked.items()}
 
     def _report(
         self, plan: StepPlan, sampled: Mapping[TokenSequence, list[SampledToken] | str]
     ) -> StepReport:
-        """Extend the choices. A request's weight is its tokens in the step's forwards."""
-        weights: dict[RequestId, float] = {}
-        for prefill in plan.prefills:
-            id = prefill.group.request_id
-            weights[id] = weights.get(id, 0.0) + prefill.stop - prefill.start
+        """Extend the choices."""
         for decode in plan.decodes:
-            id = decode.sequence.group.request_id
-            weights[id] = weights.get(id, 0.0) + decode.stop - decode.start
             if decode.needs_logits:
-                self._requests[id].drafted += decode.stop - decode.sequence.length
+                request = self._requests[decode.sequence.group.request_id]
+                request.drafted += decode.stop - decode.sequence.length
         events: list[tuple[RequestId, Event]] = []
         outcomes: list[tuple[RequestId, Outcome]] = []
         for id, request in self._requests.items():
@@ -411,6 +451,7 @@ class LlmEngine:
             else:
                 if request.ended:
                     outcomes.append((id, request.complete()))
+        weights = step_weights(plan, self._model.checkpoint.context_cost)
         return StepReport(weights, events, outcomes)
 
     def _extend(
@@ -424,52 +465,13 @@ class LlmEngine:
                 scheduler.close(sequence)
                 return events
         scheduler.append(sequence, len(events))
+        if choice.digests is not None:
+            choice.digests.extend([token.token for token in tokens])
+            sequence.digests = choice.digests.found
+            scheduler.publish(sequence)
         if draft is not None:
             draft.reject(sequence)
         return events
-
-
-class _Logits:
-    """The logits of a step ``(kept, vocabulary)``, with the argmax of all rows computed at once."""
-
-    def __init__(self, logits: torch.Tensor) -> None:
-        self._logits = logits
-        highest, likeliest = logits.max(dim=-1) if len(logits) else (logits, logits)
-        self._highest: list[float] = highest.tolist()
-        self._likeliest: list[int] = likeliest.tolist()
-
-    def likeliest(self, row: int) -> int:
-        """Raise ``FloatingPointError`` if the row contains NaN or its maximum is infinite."""
-        if not abs(self._highest[row]) < float("inf"):
-            raise FloatingPointError("the logits are not finite")
-        return self._likeliest[row]
-
-    def row(self, row: int) -> torch.Tensor:
-        return self._logits[row].cpu()
-
-
-def _sample(
-    choice: ChoiceState, logits: _Logits, row: int, drafts: list[int]
-) -> list[SampledToken] | str:
-    """Sample the next token, and further ones for as long as the draft tokens are confirmed.
-
-    Non-finite logits and grammar errors fail only their own request: return the error message.
-    """
-    sampled: list[SampledToken] = []
-    sampler = choice.sampler
-    try:
-        for offset in range(len(drafts) + 1):
-            if sampler.is_plain:
-                sampled.append(SampledToken(logits.likeliest(row + offset)))
-            else:
-                sampled.append(sampler.sample(logits.row(row + offset)))
-            if choice.ends_at(sampled[-1]) or drafts[offset : offset + 1] != [sampled[-1].token]:
-                break
-    except FloatingPointError:
-        return "The model produced non-finite logits."
-    except GrammarError as error:
-        return f"The answer could not be constrained to its schema: {error}."
-    return sampled
 
 
 @contextmanager

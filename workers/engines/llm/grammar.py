@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
-import torch
+import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from workers.contract.jobs import ChatInput, Tool
@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 
 _STYLE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """One canonical format: a model that may put whitespace anywhere might never stop."""
-_BITS: Final = torch.arange(8, dtype=torch.uint8)
 
 
 class GrammarError(Exception):
@@ -33,22 +32,18 @@ class GrammarError(Exception):
 class Constraint:
     """The grammar of one answer, and the state of matching it."""
 
-    def __init__(self, matcher: Any, size: int) -> None:
+    def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
-        self._size = size
 
-    def allowed(self) -> torch.Tensor:
-        """Return the tokens that may come next: bool ``(vocabulary,)``, at least one True.
+    def packed(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return the tokens that may come next, eight to a byte from the lowest bit on; at least
+        one is set. Those of a padded embedding may be missing.
 
         Raise ``GrammarError`` if the grammar cannot be continued.
         """
-        packed = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
+        packed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()  # after an error the mask allows the end token, as if all were complete
-        bits = (packed[:, None] >> _BITS) & 1
-        allowed = bits.flatten().bool()
-        if len(allowed) < self._size:
-            return torch.nn.functional.pad(allowed, (0, self._size - len(allowed)))
-        return allowed[: self._size]
+        return packed
 
     def accept(self, token: int) -> None:
         """Advance by an allowed token. Raise ``GrammarError`` if it does not match."""
@@ -71,8 +66,7 @@ class Constraint:
 class Grammars:
     """Creates constraints for one vocabulary."""
 
-    def __init__(self, tokenizer: Any, *, size: int, end_tokens: Sequence[int], contents: Contents):
-        self._size = size
+    def __init__(self, tokenizer: Any, *, end_tokens: Sequence[int], contents: Contents) -> None:
         self._control = {text: id for id, text in contents.control.items()}
         # Control tokens have unpredictable names here. Otherwise their text in a schema would be
         # forced as the token, which llguidance then refuses.
@@ -104,7 +98,7 @@ class Grammars:
         matcher = LLMatcher(self._tokens, grammar, log_level=0)
         if matcher.is_error():
             raise ValueError(" ".join(matcher.get_error().split())[:300])
-        return Constraint(matcher, self._size)
+        return Constraint(matcher)
 
     def _grammar_of_calls(
         self, tools: Sequence[Tool], format: ToolFormat, *, parallel: bool

@@ -31,14 +31,23 @@ class Options(TorchOptions, frozen=True, forbid_unknown_fields=True):
 
     cache_tokens: int | None = None
     """Capacity of the KV cache in tokens, for all sequences together. Default: enough for ``slots``
-    sequences of full context."""
+    sequences of full context, or what fits."""
     prefix_cache: bool = True
     """Whether KV blocks of a prompt are reused for prompts of the same account with the same
     prefix."""
+    cache_answers: bool | None = None
+    """Whether blocks of answers are reused too, by the next turn of a chat. A written block differs
+    from one that was read in its last bits. Default: unless answers must be bit-identical
+    (``batch_invariant``)."""
     batch_invariant: bool = True
     """Whether answers are identical, to the last bit, whatever else is running. Slightly slower on
     devices whose matrix products depend on the number of rows."""
     speculation: Speculation | None = None
+
+    @property
+    def caches_answers(self) -> bool:
+        own = not self.batch_invariant if self.cache_answers is None else self.cache_answers
+        return self.prefix_cache and own
 
     @property
     def decode_tokens_max(self) -> int:

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from workers.contract.jobs import (
     Cancelled,
     ChatInput,
@@ -23,11 +25,12 @@ from workers.contract.jobs import (
     Tokens,
     Usage,
 )
-from workers.engines.llm.grammar import Constraint
-from workers.engines.llm.sampling import SampledToken, Sampler
-from workers.engines.llm.scheduler import SequenceGroup, TokenSequence
+from workers.engines.llm.grammar import Constraint, GrammarError
+from workers.engines.llm.sampling import Draw, SampledToken, Sampler, draw
+from workers.engines.llm.scheduling.blocks import Digests
+from workers.engines.llm.scheduling.scheduler import SequenceGroup, TokenSequence
 from workers.engines.llm.speculation import PromptLookup
-from workers.engines.llm.text import TextStream
+from workers.engines.llm.text import TextStream, ThoughtReader
 from workers.engines.llm.tools import ToolReader, make_reader
 from workers.engines.llm.vocabulary import Vocabulary
 from workers.protocol.engine import CancelReason
@@ -52,6 +55,8 @@ class ChoiceState:
         self.finish_reason: FinishReason | None = None
         self.limit = limit
         self.lookup: PromptLookup | None = None
+        self.digests: Digests | None = None
+        """Digests of the prompt and answer so far, if later prompts may find the answer."""
         self._chat = chat
         self._vocabulary = vocabulary
         self._text = ""
@@ -66,10 +71,15 @@ class ChoiceState:
         if chat.tools and chat.tool_choice != "none" and vocabulary.tool_format is not None:
             self._reader = make_reader(vocabulary.tool_format, chat, index)
         self._calls_emitted = 0
+        self._reasoning = ""
+        self._reasoning_tokens = 0
+        self._thoughts: ThoughtReader | None = None
+        # A grammar leaves no room for thoughts, and the text of a raw prompt is the client's.
+        if constraint is None and not chat.prompts:
+            self._thoughts = vocabulary.thoughts(prompt)
         self.sampler = Sampler(
             chat,
             prompt=prompt,
-            vocabulary=vocabulary.size,
             seed=chat.seed + index,
             constraint=constraint,
         )
@@ -102,7 +112,9 @@ class ChoiceState:
         if ended or at_limit:
             text += self._stream.flush()
         self._emitted += len(text)
-        text = self._extract_calls(text, last=ended or at_limit or self._stream.stopped)
+        last = ended or at_limit or self._stream.stopped
+        reasoning, text = self._extract_thoughts(text, last=last)
+        text = self._extract_calls(text, last=last)
         calls = self._reader.calls[self._calls_emitted :] if self._reader is not None else []
         self._calls_emitted += len(calls)
         if ended or self._stream.stopped:
@@ -120,13 +132,37 @@ class ChoiceState:
                 self._withheld.append((before, self._to_logprob(sampled)))
             logprobs = tuple(self._release_logprobs())
             self._logprobs.extend(logprobs)
-        return Tokens(self.index, text, 1, logprobs, self.finish_reason, tuple(calls))
+        return Tokens(
+            self.index, text, 1, logprobs, self.finish_reason, tuple(calls), reasoning=reasoning
+        )
 
     def choice(self) -> Choice:
         """Return the choice so far; an unfinished one has the finish reason ``stop``."""
         logprobs = None if self._logprobs is None else tuple(self._logprobs)
         calls = () if self._reader is None else tuple(self._reader.calls)
-        return Choice(self.index, self._text, self.finish_reason or "stop", logprobs, calls)
+        return Choice(
+            self.index,
+            self._text,
+            self.finish_reason or "stop",
+            logprobs,
+            calls,
+            self._reasoning,
+            self._reasoning_tokens,
+        )
+
+    def _extract_thoughts(self, text: str, *, last: bool) -> tuple[str, str]:
+        """Return new thoughts, and the text that is none. Count the token if it is theirs."""
+        reader = self._thoughts
+        if reader is None:
+            return "", text
+        was_inside = reader.inside
+        reasoning, text = reader.push(text)
+        if last:
+            more = reader.flush()
+            reasoning, text = reasoning + more[0], text + more[1]
+        self._reasoning += reasoning
+        self._reasoning_tokens += was_inside or reader.inside
+        return reasoning, text
 
     def _extract_calls(self, text: str, *, last: bool) -> str:
         """Pass text through the tool reader, if there is one; return what is not a call."""
@@ -194,3 +230,72 @@ class ChatRequest:
 
     def _output(self) -> dict[str, list[Choice]]:
         return {"choices": [choice.choice() for choice in self.choices.values()]}
+
+
+# --- Verification of draft tokens ---------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Verification:
+    """The logits of a choice: row ``row``, and one more for each of its draft tokens.
+
+    All rows are sampled in one batch, as if the draft tokens before them were accepted. Only where
+    a token changes the logits of the next one outside the model (penalties, grammars) is each row
+    sampled after the one before.
+    """
+
+    choice: ChoiceState
+    row: int
+    drafts: Sequence[int] = ()
+    sampled: list[SampledToken] = field(default_factory=list)
+    """The next token, and further ones for as long as the draft tokens are confirmed."""
+    error: str | None = None
+    """Why no token could be sampled. Fails only its own request."""
+    _open: bool = True
+
+    @property
+    def result(self) -> list[SampledToken] | str:
+        return self.sampled if self.error is None else self.error
+
+    def draws(self) -> list[Draw]:
+        if not self._open:
+            return []
+        sampler, done = self.choice.sampler, len(self.sampled)
+        last = done if sampler.is_stateful else len(self.drafts)
+        return [
+            Draw(sampler, self.row + index, offset=index - done) for index in range(done, last + 1)
+        ]
+
+    def accept(self, tokens: Sequence[SampledToken | str]) -> None:
+        """Take the tokens of the draws, up to the first that is not the draft token."""
+        for token in tokens:
+            if isinstance(token, str):
+                self.error, self._open = token, False
+                return
+            try:
+                accepted = self.choice.sampler.accept(token)
+            except GrammarError as error:
+                self.error = f"The answer could not be constrained to its schema: {error}."
+                self._open = False
+                return
+            index = len(self.sampled)
+            self.sampled.append(accepted)
+            is_draft = index < len(self.drafts) and self.drafts[index] == token.token
+            self._open = is_draft and not self.choice.ends_at(accepted)
+            if not self._open:
+                return
+
+
+def verify(logits: torch.Tensor, verifications: Sequence[Verification]) -> None:
+    """Sample from the logits of a step. If memory runs out, nothing has changed."""
+    first = True
+    while any(asked := [one.draws() for one in verifications]):
+        try:
+            tokens = iter(draw(logits, [one for draws in asked for one in draws]))
+        except (torch.OutOfMemoryError, MemoryError):
+            if first:
+                raise
+            return  # what has been accepted stands, and the other draft tokens count as rejected
+        for one, draws in zip(verifications, asked, strict=True):
+            one.accept([next(tokens) for _ in draws])
+        first = False

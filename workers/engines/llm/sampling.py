@@ -1,32 +1,46 @@
-"""Samples the next token of a sequence from its logits, by its own parameters and generator.
+"""Samples the next tokens of all sequences of a step together, on the device.
 
-Each sequence has a separate generator, on the CPU, so the same seed gives the same answer whatever
-else is running. The order is that of vLLM: bias and penalties, temperature, then top-k, min-p and
-top-p. Log probabilities are those of the model, before all of these.
+The order is that of vLLM: bias and penalties, temperature, then top-k, min-p and top-p. Log
+probabilities are those of the model, before all of these. Parameters are vectors over the rows;
+only penalised and constrained rows carry anything of the size of the vocabulary, and only tokens
+and log probabilities leave the device.
 
 A token is sampled by adding noise to every logit and taking the highest (Gumbel, 1954). The noise
-of each position is drawn once and in order, so a draft model that proposes tokens with the same
-noise tends to agree. A draft token is accepted only if it is the token that would have been sampled
-anyway: speculation is exact for every seed, not only in distribution.
+is a hash of seed, position and token (``gumbel``), without state: the same seed gives the same
+answer whatever else is running, and a draft model that proposes tokens with the same noise tends to
+agree. A draft token is accepted only if it is the token that would have been sampled anyway:
+speculation is exact for every seed, not only in distribution.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 
 from workers.contract.jobs import ChatInput
-from workers.engines.llm.grammar import Constraint
+from workers.engines.llm.grammar import Constraint, GrammarError
+from workers.engines.noise import gumbel, key_of, token_range
 
 GREEDY_BELOW: Final = 1e-5
 """Temperature below which sampling is greedy; dividing by it could overflow."""
 
 HEAD: Final = 1024
-"""Number of likeliest tokens in which top-p is searched first; sorting all takes far longer."""
+"""Number of likeliest tokens to which top-k and top-p look first; sorting all takes far longer."""
+_GROWTH: Final = 16
+_CACHED: Final = 1 << 18
+"""Numbers of a tensor that the caches of a processor hold; rows are sampled in parts on a CPU."""
+_BITS: Final = 8
+
+_Kind: TypeAlias = Literal["greedy", "open", "cut"]
+_KINDS: Final[tuple[_Kind, ...]] = ("greedy", "open", "cut")
+"""Rows of one kind are computed together."""
+
+NOT_FINITE: Final = "The model produced non-finite logits."
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,136 +55,269 @@ class SampledToken:
 
 
 class Sampler:
-    """The sampling state of one sequence."""
+    """The sampling state of one sequence: its parameters, position and edits of its logits."""
 
     def __init__(
         self,
         chat: ChatInput,
         *,
         prompt: Sequence[int],
-        vocabulary: int,
         seed: int,
         constraint: Constraint | None = None,
     ) -> None:
-        self._chat = chat
-        self._vocabulary = vocabulary
-        self._constraint = constraint
-        self._noise: deque[torch.Tensor] = deque()
-        """Noise of the positions to come, the next one first."""
-        # A generator accepts 63 bits of either sign.
-        self._generator = torch.Generator().manual_seed(seed & (2**63 - 1))
-        self._bias: torch.Tensor | None = None
-        if chat.logit_bias:
-            self._bias = torch.zeros(vocabulary)
-            self._bias[list(chat.logit_bias)] = torch.tensor(list(chat.logit_bias.values()))
-        self._counts: torch.Tensor | None = None
-        """Occurrences of each token in the answer."""
-        self._seen: torch.Tensor | None = None
-        """Whether each token occurs in prompt or answer."""
-        if chat.frequency_penalty or chat.presence_penalty:
-            self._counts = torch.zeros(vocabulary)
-        if chat.repetition_penalty != 1.0:
-            self._seen = torch.zeros(vocabulary, dtype=torch.bool)
-            self._seen[list(prompt)] = True
+        self.chat = chat
+        self.greedy = chat.temperature < GREEDY_BELOW
+        self.constraint = constraint
+        self._seed = seed
+        self._position = 0
+        self._penalised = bool(chat.frequency_penalty or chat.presence_penalty)
+        self._scaled = chat.repetition_penalty != 1.0
+        self._accepted: set[int] = set()
+        """Tokens of the answer, if they are penalised."""
+        self._slots: dict[int, int] = {}
+        """Index in ``edited`` of each token whose logit is edited."""
+        self.edited = np.empty(0, dtype=np.int64)
+        self.edits = np.empty((3, 0), dtype=np.float32)
+        """For each of them what is added, what it is then divided or multiplied by, and what is
+        subtracted at last."""
+        self._extend(list(chat.logit_bias))
+        self.edits[0] = list(chat.logit_bias.values())
+        if self._scaled:
+            self._extend([token for token in dict.fromkeys(prompt) if token not in self._slots])
+            self.edits[1, [self._slots[token] for token in set(prompt)]] = chat.repetition_penalty
 
     @property
-    def is_plain(self) -> bool:
-        """Whether sampling is just the argmax of the logits."""
-        state = (self._bias, self._counts, self._seen, self._constraint)
-        return self._greedy and not self._chat.logprobs and state == (None,) * len(state)
+    def is_stateful(self) -> bool:
+        """Whether a token's logits depend on the tokens before it also outside the model."""
+        return self._penalised or self._scaled or self.constraint is not None
 
     @property
-    def _greedy(self) -> bool:
-        return self._chat.temperature < GREEDY_BELOW
+    def is_edited(self) -> bool:
+        return bool(len(self.edited)) or self.constraint is not None
 
-    def sample(self, logits: torch.Tensor) -> SampledToken:
-        """Sample from logits ``(vocabulary,)`` float32, cpu, which are not modified.
+    def key(self, offset: int) -> tuple[int, int]:
+        """Return the key of the noise ``offset`` positions after the next token."""
+        return key_of(self._seed, self._position + offset)
 
-        Raise ``FloatingPointError`` if they are not finite, before or after the parameters are
-        applied, and ``GrammarError`` if the grammar cannot be followed.
-        """
-        token = self._pick(self._adjust(logits))
-        ends = False
-        if self._constraint is not None:
-            self._constraint.accept(token)
-            ends = self._constraint.ended
-        if self._counts is not None:
-            self._counts[token] += 1
-        if self._seen is not None:
-            self._seen[token] = True
-        if not self._chat.logprobs:
-            return SampledToken(token, ends=ends)
-        logprobs = torch.log_softmax(logits, dim=-1)
-        likeliest = torch.topk(logprobs, min(self._chat.top_logprobs, len(logprobs)))
-        top = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
-        return SampledToken(token, float(logprobs[token]), tuple(top), ends)
+    def accept(self, sampled: SampledToken) -> SampledToken:
+        """Advance by a token. Raise ``GrammarError`` if the grammar cannot be followed."""
+        self._position += 1
+        token = sampled.token
+        if self._penalised or self._scaled:
+            if token not in self._slots:
+                self._extend([token])
+            slot = self._slots[token]
+            if self._scaled:
+                self.edits[1, slot] = self.chat.repetition_penalty
+            if self._penalised:
+                first = 0.0 if token in self._accepted else self.chat.presence_penalty
+                self._accepted.add(token)
+                self.edits[2, slot] += self.chat.frequency_penalty + first
+        if self.constraint is None:
+            return sampled
+        self.constraint.accept(token)
+        return replace(sampled, ends=True) if self.constraint.ended else sampled
 
-    def _adjust(self, logits: torch.Tensor) -> torch.Tensor:
-        """Apply bias and penalties; the repetition penalty includes the prompt's tokens."""
-        chat = self._chat
-        if self._bias is not None:
-            logits = logits + self._bias
-        if self._seen is not None:
-            scale = chat.repetition_penalty
-            scaled = torch.where(logits > 0, logits / scale, logits * scale)
-            logits = torch.where(self._seen, scaled, logits)
-        if self._counts is not None:
-            penalty = chat.frequency_penalty * self._counts
-            logits = logits - penalty - chat.presence_penalty * (self._counts > 0)
-        # The mask could hide NaN or infinity, which must fail the request.
-        if self._constraint is not None and bool(logits.sum().isfinite()):
-            logits = logits.masked_fill(~self._constraint.allowed(), -torch.inf)
-        return logits
-
-    def propose(self, logits: torch.Tensor, offset: int) -> int:
-        """Return the token that these logits would yield ``offset`` positions after the next one.
-
-        Does not affect later samples. Ignores penalties and constraints.
-        """
-        if self._greedy:
-            return int(logits.argmax())
-        return int(self._scores(logits, self._noise_at(offset)).argmax())
-
-    def _pick(self, logits: torch.Tensor) -> int:
-        if not self._greedy:
-            noise = self._noise_at(0)
-            self._noise.popleft()
-            logits = self._scores(logits, noise)
-        highest, token = logits.max(dim=-1)
-        if not highest.isfinite():
-            raise FloatingPointError("the logits are not finite")
-        return int(token)
-
-    def _scores(self, logits: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        return self._truncate(logits / self._chat.temperature) - noise
-
-    def _noise_at(self, offset: int) -> torch.Tensor:
-        while len(self._noise) <= offset:
-            noise = torch.empty(self._vocabulary).exponential_(generator=self._generator)
-            self._noise.append(noise.clamp_min_(1e-30).log_())
-        return self._noise[offset]
-
-    def _truncate(self, logits: torch.Tensor) -> torch.Tensor:
-        """Exclude tokens by top-k, min-p and top-p, but never the likeliest."""
-        chat = self._chat
-        if 0 < chat.top_k < len(logits):
-            bound = torch.topk(logits, chat.top_k).values[-1]
-            logits = logits.masked_fill(logits < bound, -torch.inf)
-        if chat.min_p > 0:
-            weights = torch.softmax(logits, dim=-1)
-            logits = logits.masked_fill(weights < chat.min_p * weights.max(), -torch.inf)
-        if chat.top_p < 1:
-            logits = _nucleus(logits, chat.top_p)
-        return logits
+    def _extend(self, tokens: Sequence[int]) -> None:
+        self._slots |= {token: len(self._slots) + index for index, token in enumerate(tokens)}
+        new = np.zeros((3, len(tokens)), dtype=np.float32)
+        new[1] = 1.0
+        self.edited = np.append(self.edited, np.array(tokens, dtype=np.int64))
+        self.edits = np.append(self.edits, new, axis=1)
 
 
-def _nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Keep the smallest set of likeliest tokens whose probabilities reach ``top_p``."""
-    weights = torch.softmax(logits, dim=-1)
-    ordered, order = torch.topk(weights, min(HEAD, len(weights)))
-    if float(ordered.sum()) < top_p:
-        ordered, order = torch.sort(weights, descending=True, stable=True)
-    beyond = ordered.cumsum(-1) - ordered >= top_p
-    beyond[0] = False
-    kept = order[~beyond]
-    return torch.full_like(logits, -torch.inf).index_copy_(0, kept, logits[kept])
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A token to sample from row ``row`` of the logits, ``offset`` positions after the next one.
+
+    ``plain`` ignores bias, penalties, constraint and log probabilities, as a proposal does.
+    """
+
+    sampler: Sampler
+    row: int
+    offset: int = 0
+    plain: bool = False
+
+    @property
+    def is_edited(self) -> bool:
+        return not self.plain and self.sampler.is_edited
+
+    @property
+    def is_argmax(self) -> bool:
+        return self.sampler.greedy and not self.is_edited
+
+    @property
+    def kind(self) -> _Kind:
+        """``cut``: only the likeliest tokens can be sampled, which the head may contain."""
+        if self.sampler.greedy:
+            return "greedy"
+        return "cut" if self.sampler.chat.top_k > 0 or self.sampler.chat.top_p < 1 else "open"
+
+
+def draw(logits: torch.Tensor, draws: Sequence[Draw]) -> list[SampledToken | str]:
+    """Sample from float32 logits ``(rows, vocabulary)``, which are not modified.
+
+    No sampler changes. A draw that fails has an error message instead of a token: its logits are
+    not finite, before or after the parameters are applied, or its grammar cannot be continued.
+    """
+    if not draws:
+        return []
+    errors, masks = _masks(draws)
+    highest, tokens = logits.max(dim=-1)
+    rows = torch.tensor([one.row for one in draws], device=logits.device)
+    finite, tokens = highest.isfinite()[rows], tokens[rows]
+    others = [number for number, one in enumerate(draws) if not one.is_argmax]
+    width = len(others)
+    if logits.device.type == "cpu":
+        width = max(1, _CACHED // logits.shape[1])
+    for kind in _KINDS:
+        group = [number for number in others if draws[number].kind == kind]
+        for start in range(0, len(group), width):
+            part = group[start : start + width]
+            at = torch.tensor(part, device=logits.device)
+            own = [draws[number] for number in part]
+            scores = _edit(logits[rows[at]], own, [masks.get(number) for number in part])
+            tokens[at], fine = _pick(scores, own, kind)
+            finite[at] &= fine
+    sampled, fine = torch.stack([tokens, finite.long()]).tolist()
+    logprobs = _logprobs(logits, rows, tokens, draws)
+    return [
+        errors.get(number)
+        or (logprobs.get(number) or SampledToken(token) if is_fine else NOT_FINITE)
+        for number, (token, is_fine) in enumerate(zip(sampled, fine, strict=True))
+    ]
+
+
+def propose(logits: torch.Tensor, samplers: Sequence[Sampler], offset: int) -> list[int]:
+    """Return the token that each row of logits would yield ``offset`` positions after the next one.
+
+    Ignores bias, penalties and constraints.
+    """
+    draws = [Draw(sampler, row, offset, plain=True) for row, sampler in enumerate(samplers)]
+    sampled = draw(logits, draws)
+    # A draft of nonsense is only rejected.
+    return [one.token if isinstance(one, SampledToken) else 0 for one in sampled]
+
+
+def _masks(draws: Sequence[Draw]) -> tuple[dict[int, str], dict[int, Any]]:
+    """Return the errors of grammars, and the packed masks of allowed tokens, by draw."""
+    errors, masks = {}, {}
+    for number, one in enumerate(draws):
+        if one.plain or one.sampler.constraint is None:
+            continue
+        try:
+            masks[number] = one.sampler.constraint.packed()
+        except GrammarError as error:
+            errors[number] = f"The answer could not be constrained to its schema: {error}."
+    return errors, masks
+
+
+def _edit(scores: torch.Tensor, draws: Sequence[Draw], masks: Sequence[Any]) -> torch.Tensor:
+    """Apply bias, penalties and masks in place. The repetition penalty includes the prompt's."""
+    device, size = scores.device, scores.shape[1]
+    edited = [(row, one.sampler) for row, one in enumerate(draws) if one.is_edited]
+    if any(len(sampler.edited) for _, sampler in edited):
+        at = np.concatenate([row * size + sampler.edited for row, sampler in edited])
+        edits = np.concatenate([sampler.edits for _, sampler in edited], axis=1)
+        added, scale, subtracted = torch.from_numpy(edits).to(device)
+        flat, index = scores.view(-1), torch.from_numpy(at).to(device)
+        values = flat[index] + added
+        flat[index] = torch.where(values > 0, values / scale, values * scale) - subtracted
+    if masked := [row for row, mask in enumerate(masks) if mask is not None]:
+        packed = torch.from_numpy(np.stack([masks[row] for row in masked])).to(device)
+        bits = (packed[:, :, None] >> torch.arange(_BITS, dtype=torch.uint8, device=device)) & 1
+        allowed = bits.flatten(1).bool()
+        allowed = torch.nn.functional.pad(allowed, (0, max(0, size - allowed.shape[1])))[:, :size]
+        index = torch.tensor(masked, device=device)
+        scores[index] = scores[index].masked_fill_(~allowed, -torch.inf)
+    return scores
+
+
+def _pick(
+    scores: torch.Tensor, draws: Sequence[Draw], kind: _Kind
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the token of each row, and whether its highest score is finite."""
+    device, size = scores.device, scores.shape[1]
+    highest, tokens = scores.max(-1, keepdim=True)
+    finite = highest.isfinite().squeeze(1)
+    if kind == "greedy":
+        return tokens.squeeze(1), finite
+    chats = [one.sampler.chat for one in draws]
+    least = [math.log(chat.min_p) if chat.min_p > 0 else -math.inf for chat in chats]
+    floats = [[chat.temperature for chat in chats], least, [chat.top_p for chat in chats]]
+    temperature, lowest, top_p = torch.tensor(floats, device=device)[:, :, None]
+    integers = [(*one.sampler.key(one.offset), one.sampler.chat.top_k) for one in draws]
+    packed = torch.tensor(integers, dtype=torch.int32, device=device)
+    keys, top_k = packed[:, :2], packed[:, 2:].long()
+    scores = scores / temperature
+    lowest = lowest + highest / temperature
+    if kind == "open":
+        noise = gumbel(keys, token_range(size, device))
+        if any(chat.min_p > 0 for chat in chats):
+            noise = torch.where(scores < lowest, -torch.inf, noise)
+        return noise.add_(scores).argmax(-1), finite
+    cuts = _Cuts(top_k, top_p, lowest)
+    head = min(size, max(HEAD, *(chat.top_k + 1 for chat in chats)))
+    tokens, is_wide = _pick_likely(scores, cuts, keys, head)
+    while head < size and bool(is_wide.any()):
+        # As much as the head, or more, must be kept.
+        head = min(size, head * _GROWTH)
+        wide = is_wide.nonzero().squeeze(1)
+        own = _Cuts(*(limit[wide] for limit in cuts))
+        tokens[wide], is_wide[wide] = _pick_likely(scores[wide], own, keys[wide], head)
+    return tokens, finite
+
+
+class _Cuts(NamedTuple):
+    """Limits of each row ``(rows, 1)``; ``lowest`` is the score below which min-p excludes."""
+
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    lowest: torch.Tensor
+
+
+def _pick_likely(
+    scores: torch.Tensor, cuts: _Cuts, keys: torch.Tensor, head: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sample from the ``head`` likeliest tokens of each row, cut by top-k, min-p and top-p.
+
+    The likeliest is always kept, and so is whatever is as likely as the last one kept. Also return
+    whether that could be beyond the head.
+    """
+    top_k, top_p, lowest = cuts
+    values, ids = torch.topk(scores, head)
+    last = values.gather(1, (top_k - 1).clamp_(0, head - 1))
+    lowest = torch.maximum(lowest, last.masked_fill_(top_k <= 0, -torch.inf))
+    weights = torch.softmax(torch.where(scores < lowest, -torch.inf, scores), dim=-1).gather(1, ids)
+    kept = weights.cumsum(-1) - weights < top_p
+    last = values.gather(1, (kept.sum(-1, keepdim=True) - 1).clamp_min_(0))
+    lowest = torch.maximum(lowest, last.masked_fill_(top_p >= 1, -torch.inf))
+    noised = torch.where(values < lowest, -torch.inf, values + gumbel(keys, ids.int()))
+    tokens = ids.gather(1, noised.argmax(-1, keepdim=True)).squeeze(1)
+    return tokens, (lowest <= values[:, -1:]).squeeze(1)
+
+
+def _logprobs(
+    logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, draws: Sequence[Draw]
+) -> dict[int, SampledToken]:
+    wanted = [n for n, one in enumerate(draws) if one.sampler.chat.logprobs and not one.plain]
+    if not wanted:
+        return {}
+    at = torch.tensor(wanted, device=logits.device)
+    logprobs = torch.log_softmax(logits[rows[at]], dim=-1)
+    own = logprobs.gather(1, tokens[at, None]).squeeze(1).tolist()
+    most = max(draws[number].sampler.chat.top_logprobs for number in wanted)
+    likeliest = torch.topk(logprobs, min(most, logits.shape[1]))
+    found = {}
+    for number, token, logprob, ids, values in zip(
+        wanted,
+        tokens[at].tolist(),
+        own,
+        likeliest.indices.tolist(),
+        likeliest.values.tolist(),
+        strict=True,
+    ):
+        count = draws[number].sampler.chat.top_logprobs
+        top = tuple(zip(ids[:count], values[:count], strict=True))
+        found[number] = SampledToken(token, logprob, top)
+    return found

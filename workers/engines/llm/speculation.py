@@ -14,16 +14,16 @@ import torch
 
 from workers.engines.llm.cache import SequenceInput
 from workers.engines.llm.decoder import Decoder
-from workers.engines.llm.scheduler import DecodeChunk, TokenSequence
+from workers.engines.llm.scheduling.scheduler import DecodeChunk, TokenSequence
 
 NGRAM_LENGTHS: Final = (3, 2)
 """Lengths of the n-grams to match, the longest first."""
 
 TokenAt: TypeAlias = Callable[[TokenSequence, int], int]
 """Returns the token at a position of a sequence."""
-ProposeToken: TypeAlias = Callable[[TokenSequence, torch.Tensor, int], int]
-"""Returns the token that a sequence would sample from these logits, ``offset`` positions after its
-next one."""
+Propose: TypeAlias = Callable[[Sequence[TokenSequence], torch.Tensor, int], Sequence[int]]
+"""Returns the token that each sequence would sample from its row of the logits, ``offset``
+positions after its next one."""
 
 
 class PromptLookup:
@@ -71,7 +71,7 @@ class DraftModel:
         decodes: Sequence[DecodeChunk],
         prefills: Sequence[SequenceInput],
         token_at: TokenAt,
-        propose_token: ProposeToken,
+        propose: Propose,
     ) -> Mapping[TokenSequence, list[int]]:
         """Compute the step's known tokens, then the draft tokens that each chunk has room for."""
         drafts: dict[TokenSequence, list[int]] = {decode.sequence: [] for decode in decodes}
@@ -90,8 +90,8 @@ class DraftModel:
         logits = self._run(inputs, prefills)
         offset = 0
         while drafting:
-            for sequence, row in zip(drafting, logits, strict=True):
-                drafts[sequence].append(propose_token(sequence, row, offset))
+            for sequence, token in zip(drafting, propose(drafting, logits, offset), strict=True):
+                drafts[sequence].append(token)
             offset += 1
             drafting = [sequence for sequence in drafting if counts[sequence] > offset]
             if drafting:
@@ -111,4 +111,4 @@ class DraftModel:
     def _run(
         self, decodes: Sequence[SequenceInput], prefills: Sequence[SequenceInput]
     ) -> torch.Tensor:
-        return self.decoder.run(self.decoder.stage(decodes, prefills)).cpu()
+        return self.decoder.run(self.decoder.stage(decodes, prefills))

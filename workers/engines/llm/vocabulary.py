@@ -15,9 +15,12 @@ from workers.contract.jobs import ChatMessage, Prompt, Tool, ToolCall
 from workers.engines.checkpoints import read_tokenizer
 from workers.engines.llm.contents import Contents
 from workers.engines.llm.grammar import Grammars
+from workers.engines.llm.text import ThoughtReader, marks_of
 from workers.engines.llm.tools import MARKERS, ToolFormat, describe, format_of
 
 _THOUGHT: Final = "</think>"
+_TAIL_TOKENS: Final = 16
+"""Enough tokens of a prompt to hold a mark and the line breaks after it."""
 _TOOL: Final = Tool("f", "e", {"type": "object", "properties": {}})
 
 
@@ -33,14 +36,17 @@ class Vocabulary:
         special = {id: str(token) for id, token in _added(tokenizer).items() if token.special}
         self._hidden: frozenset[int] | None = None
         """Special tokens omitted from text; None for all, which the tokenizer omits itself."""
-        if MARKERS & set(special.values()):
-            self._hidden = frozenset(id for id, text in special.items() if text not in MARKERS)
+        added = {str(token) for token in _added(tokenizer).values()}
+        self.marks = marks_of(str(tokenizer.chat_template or ""), added)
+        """What the model writes around its thoughts."""
+        shown = MARKERS | set(self.marks or ())
+        if shown & set(special.values()):
+            self._hidden = frozenset(id for id, text in special.items() if text not in shown)
 
     @cached_property
     def grammars(self) -> Grammars:
         return Grammars(
             self._tokenizer,
-            size=self.size,
             end_tokens=sorted(self.end_tokens),
             contents=self._contents,
         )
@@ -105,6 +111,16 @@ class Vocabulary:
                 turn["reasoning_content"] = thought.split("<think>")[-1].lstrip("\n")
         return turn
 
+    def thoughts(self, prompt: Sequence[int]) -> ThoughtReader | None:
+        """Return the reader of thoughts in the answer to a conversation, if this model has any."""
+        if self.marks is None:
+            return None
+        # Some templates begin the thoughts themselves.
+        begin, end = self.marks
+        tail = self._decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False).rstrip()
+        closed = tail.endswith(end)
+        return None if closed else ThoughtReader(self.marks, inside=tail.endswith(begin))
+
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Tokenize a raw prompt, with the tokens that the tokenizer puts before every text.
 
@@ -125,7 +141,7 @@ class Vocabulary:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of consecutive tokens, without special tokens other than call markers."""
+        """Return the text of consecutive tokens, without special tokens other than markers."""
         if self._hidden is not None:
             ids = [id for id in ids if id not in self._hidden]
         return self._decode(ids, skip_special_tokens=self._hidden is None)

@@ -4,7 +4,8 @@ A codec decodes a sentence as a whole: the audio of a frame can depend on all fr
 on some after it. The lookahead of each codec is measured when it is loaded. Audio is final once
 that many more frames exist, so the chunks of a stream equal the samples of the complete sentence,
 without any crossfade. Each decoding starts at the beginning, but only after the number of frames
-has grown by half, so the total work is about three times that of one decoding.
+has doubled, so the total work is about twice that of one decoding, and a listener waits for no
+chunk if frames are generated faster than they are played.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Final, TypeAlias
 
 import torch
 
-from workers.engines.speech.model import EmitAudio
-
+EmitAudio: TypeAlias = Callable[[torch.Tensor], None]
+"""Callback that takes audio ``(N,)`` of any dtype and device, as soon as it is final."""
 Decode: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """Decodes codec tokens ``(K, T)`` int64 to audio ``(N,)`` float32."""
 
@@ -27,7 +28,7 @@ _LOOKAHEAD_MAX: Final = 32
 _TOLERANCE: Final = 1e-5
 """Relative to the loudest sample."""
 _FIRST_S: Final = 0.25
-_GROWTH: Final = 1.5
+_GROWTH: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,10 @@ def measure_codec(decode: Decode, *, codebooks: int, size: int, rate: int) -> Co
 
 
 class StreamingDecoder:
-    """Receives tokens from a transformers model as its ``streamer``, and emits final audio.
+    """Receives the tokens of each step, and emits final audio.
 
     ``delays``: steps by which each codebook lags behind its frame. ``is_end``: whether a step's
-    tokens ``(K,)`` mark the end, after which no frame follows. ``prompt_skipped``: whether the
-    prompt is not passed; otherwise the first call of ``put`` is the prompt and is ignored.
+    tokens ``(K,)`` mark the end, after which no frame follows.
     """
 
     def __init__(
@@ -76,23 +76,18 @@ class StreamingDecoder:
         *,
         delays: Sequence[int],
         is_end: Callable[[torch.Tensor], bool] = lambda _: False,
-        prompt_skipped: bool = False,
     ) -> None:
         self._codec = codec
         self._emit = emit
         self._delays = tuple(delays)
         self._is_end = is_end
         self._steps: list[torch.Tensor] = []
-        self._prompt_skipped = prompt_skipped
         self._end: int | None = None
         self._emitted = 0
         self._next_frames = codec.frames(_FIRST_S)
 
     def put(self, value: torch.Tensor) -> None:
         """Add a step's tokens ``(K,)``."""
-        if not self._prompt_skipped:
-            self._prompt_skipped = True
-            return
         step = value.reshape(-1).long()
         if self._end is None and self._is_end(step):
             self._end = len(self._steps)
@@ -102,8 +97,10 @@ class StreamingDecoder:
             self._next_frames = max(self._next_frames + 1, math.ceil(_GROWTH * self._next_frames))
             self._emit_until(self._codec.decode(self.codes()), self.frames - lookahead)
 
-    def end(self) -> None:
-        """Required by the protocol; families call ``finish`` instead."""
+    @property
+    def ended(self) -> bool:
+        """Whether all frames before the end are complete."""
+        return self._end is not None and self.frames == self._end
 
     @property
     def frames(self) -> int:
@@ -117,13 +114,10 @@ class StreamingDecoder:
         rows = [table[delay : delay + frames, k] for k, delay in enumerate(self._delays)]
         return torch.stack(rows)
 
-    def finish(self, audio: torch.Tensor | None = None) -> None:
-        """Emit the rest. ``audio``: the decoded sentence, if it is already known."""
-        if audio is None:
-            if not self.frames:
-                return
-            audio = self._codec.decode(self.codes())
-        self._emit(audio[self._emitted :])
+    def finish(self) -> None:
+        """Emit the rest."""
+        if self.frames * self._codec.hop > self._emitted:
+            self._emit(self._codec.decode(self.codes())[self._emitted :])
 
     def _emit_until(self, audio: torch.Tensor, frames: int) -> None:
         end = frames * self._codec.hop

@@ -1,10 +1,13 @@
 """Families that generate codec tokens: CSM, MusicGen, Bark and Dia.
 
-Each segment is one call of the library's own ``generate``. The codec always computes in float32.
+Bark's segments are calls of the library's own ``generate``; those of the others are rows of a
+``TokenLoop``, whose prompts run in the library's modules, one by one. The codec always computes in
+float32.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -18,14 +21,13 @@ from transformers import (
     DiaFeatureExtractor,
     DiaForConditionalGeneration,
     DiaProcessor,
+    DynamicCache,
     MusicgenForConditionalGeneration,
-    StoppingCriteria,
-    StoppingCriteriaList,
 )
 from transformers.models.bark import generation_configuration_bark
 
-from workers.engines.speech.codec import StreamingDecoder, measure_codec
-from workers.engines.speech.model import EmitAudio, Segment, Voice
+from workers.engines.speech.codec import EmitAudio, StreamingDecoder, measure_codec
+from workers.engines.speech.model import Segment, Voice
 from workers.engines.speech.options import Options
 from workers.engines.speech.reading import (
     check_voice_source,
@@ -35,6 +37,8 @@ from workers.engines.speech.reading import (
     read_vocoder,
 )
 from workers.engines.speech.text import FIRST_TURN_TAG, TURN_TAG
+from workers.engines.speech.token_decoders import CsmLoop, DiaLoop, MusicgenLoop
+from workers.engines.speech.token_loop import TokenLoop, last_hidden
 
 
 class _CodecModel:
@@ -43,6 +47,7 @@ class _CodecModel:
     rate: int
     module: torch.nn.Module
     steps: Sequence[torch.nn.Module]
+    loop: TokenLoop | None = None
 
     def __init__(self, options: Options) -> None:
         self._device = options.torch_device
@@ -57,10 +62,10 @@ class CsmSynthesizer(_CodecModel):
         if self._processor.chat_template is None:
             raise ValueError("its processor has no chat template")
         self._model: Any = read_part(CsmForConditionalGeneration, path, options)
-        for model in (self._model, self._model.depth_decoder):
-            _disable_static_cache(model)
+        _read_depth_settings(path, self._model.depth_decoder.generation_config)
         codec = self._model.codec_model.float()
         self.module = self._model
+        self._loop = self.loop = CsmLoop(self._model)
         self.steps = (self._model.backbone_model, codec.encoder, codec.decoder)
         self.rate = self.recording_rate = self._processor.feature_extractor.sampling_rate
         self._codec = measure_codec(
@@ -89,12 +94,18 @@ class CsmSynthesizer(_CodecModel):
             delays=[0] * self._model.config.num_codebooks,
             is_end=lambda codes: bool((codes == end).all()),
         )
-        self._model.generate(
-            **inputs.to(self._device),
-            streamer=stream,
-            max_new_tokens=self._codec.frames(segment.seconds),
-        )
+        cache, hidden = self._prefill(inputs.to(self._device))
+        with self._loop.open(cache, hidden, segment.seed) as row:
+            self._loop.generate(row, stream, steps=self._codec.frames(segment.seconds))
         stream.finish()
+
+    def _prefill(self, inputs: Any) -> tuple[Any, torch.Tensor]:
+        inputs.pop("attention_mask", None)  # nothing is padded
+        merged = self._model._merge_input_ids_with_input_values(**inputs)
+        found = self._model.backbone_model(
+            inputs_embeds=merged["inputs_embeds"], past_key_values=DynamicCache(), use_cache=True
+        )
+        return found.past_key_values, last_hidden(found.last_hidden_state)
 
 
 class MusicgenSynthesizer(_CodecModel):
@@ -104,13 +115,13 @@ class MusicgenSynthesizer(_CodecModel):
         super().__init__(options)
         self._tokenizer: Any = read_tokenizer(path)
         self._model: Any = read_part(MusicgenForConditionalGeneration, path, options)
-        _disable_static_cache(self._model)
         config = self._model.config.decoder
         if config.audio_channels != 1:
             raise ValueError(f"it has {config.audio_channels} channels; only one is supported")
         codec = self._model.audio_encoder.float()
         self.module = self._model
-        self.steps = (self._model.text_encoder, self._model.decoder, codec.decoder)
+        self._loop = self.loop = MusicgenLoop(self._model)
+        self.steps = (self._model.text_encoder, self._model.decoder.model, codec.decoder)
         self.rate = codec.config.sampling_rate
         self._delays = range(config.num_codebooks)
         self._codec = measure_codec(
@@ -126,25 +137,12 @@ class MusicgenSynthesizer(_CodecModel):
 
     def synthesize(self, segment: Segment, emit: EmitAudio) -> None:
         tokens = self._tokenizer(segment.text, return_tensors="pt").to(self._device)
-        stream = StreamingDecoder(self._codec, emit, delays=self._delays, prompt_skipped=True)
-        generated = self._model.generate(
-            input_ids=tokens["input_ids"],
-            attention_mask=tokens["attention_mask"],
-            stopping_criteria=StoppingCriteriaList([_StepObserver(stream)]),
-            max_new_tokens=self._codec.frames(segment.seconds) + max(self._delays),
-        )
-        stream.finish(generated[0, 0])
-
-
-class _StepObserver(StoppingCriteria):
-    """Passes each step on and never stops: this family's ``generate`` has no streamer."""
-
-    def __init__(self, stream: StreamingDecoder) -> None:
-        self._stream = stream
-
-    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> torch.Tensor:
-        self._stream.put(input_ids[:, -1])
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+        stream = StreamingDecoder(self._codec, emit, delays=self._delays)
+        cache, hidden = self._loop.prefill(tokens["input_ids"])
+        frames = self._codec.frames(segment.seconds)
+        with self._loop.open(cache, hidden, segment.seed, self._loop.delay(frames)) as row:
+            self._loop.generate(row, stream, steps=frames + max(self._delays))
+        stream.finish()
 
 
 class BarkSynthesizer(_CodecModel):
@@ -238,8 +236,8 @@ class DiaSynthesizer(_CodecModel):
             audio_tokenizer=codec,
         )
         self._model: Any = read_part(DiaForConditionalGeneration, path, options)
-        _disable_static_cache(self._model)
         self.module = torch.nn.ModuleList([self._model, codec])
+        self._loop = self.loop = DiaLoop(self._model)
         self.steps = (
             self._model.model.encoder,
             self._model.model.decoder,
@@ -294,11 +292,9 @@ class DiaSynthesizer(_CodecModel):
             is_end=lambda codes: int(codes[0]) == config.eos_token_id,
         )
         frames = min(self._codec.frames(segment.seconds), self._frames_left(voice))
-        self._model.generate(
-            **inputs.to(self._device),
-            streamer=stream,
-            max_new_tokens=frames + max(self._delays) + 1,
-        )
+        cache, hidden, edit = self._loop.prefill(inputs.to(self._device), frames)
+        with self._loop.open(cache, hidden, segment.seed, edit) as row:
+            self._loop.generate(row, stream, steps=frames + max(self._delays))
         stream.finish()
 
     def _frames_left(self, voice: Voice) -> int:
@@ -324,11 +320,17 @@ def _message(voice: Voice, text: str) -> dict[str, Any]:
     return {"role": str(voice.speaker or 0), "content": [{"type": "text", "text": text}]}
 
 
+def _read_depth_settings(path: Path, config: Any) -> None:
+    """Apply what ``generation_config.json`` says of the depth decoder, which the library drops."""
+    file, prefix = path / "generation_config.json", "depth_decoder_"
+    if not file.is_file():
+        return
+    for name, value in json.loads(file.read_text()).items():
+        setting = name.removeprefix(prefix)
+        if name.startswith(prefix) and setting[0] != "_" and hasattr(config, setting):
+            setattr(config, setting, value)
+
+
 def _check_transcript(voice: Voice) -> None:
     if voice.recording is not None and not voice.transcript.strip():
         raise ValueError("it needs the transcript of its recording")
-
-
-def _disable_static_cache(model: Any) -> None:
-    """Disable the static cache, which is stored on the model and would be shared by requests."""
-    model.generation_config.cache_implementation = None

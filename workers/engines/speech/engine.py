@@ -1,10 +1,10 @@
 """The engine of speech and music: any request can advance between the steps of the others.
 
-A segment is synthesised by unmodified library code in a pipeline run of its own, which is suspended
-before each forward of ``SpeechModel.steps``. So a short request does not wait for a long one, a
-cancellation takes effect at the next step, and each request is charged for its own steps. Every
-segment has its own random state, derived from the request's seed: the audio does not depend on
-other requests, and a second attempt reproduces it.
+A segment is synthesised in a pipeline run of its own, which is suspended before each forward of
+``SpeechModel.steps`` and at each frame of a ``TokenLoop``, where runs share a batch. So a short
+request does not wait for a long one, a cancellation takes effect at the next step, and each request
+is charged for its own steps. Every segment has its own random numbers, derived from the request's
+seed: the audio does not depend on other requests, and a second attempt reproduces it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,14 @@ from workers.contract.media import (
 )
 from workers.contract.models import ModelSpec
 from workers.engines.audio_output import AudioOutput
-from workers.engines.cooperative_batching import CooperativeBatcher, PipelineRun, Stopped
-from workers.engines.memory import is_out_of_memory
-from workers.engines.speech.families import CLONING_TASK, MUSIC_TASK, Family, family_of
+from workers.engines.cooperative_batching import (
+    CooperativeBatcher,
+    PipelineRun,
+    Stopped,
+    is_in_run,
+)
+from workers.engines.memory import is_out_of_memory, memory_of
+from workers.engines.speech.families import CLONING_TASK, MUSIC_TASK, Family, family_of, with_dtype
 from workers.engines.speech.model import Segment, SpeechModel, Voice, read_recording, read_voice
 from workers.engines.speech.options import Options, read_options
 from workers.engines.speech.request import AudioInput, SpeechRequest
@@ -53,7 +58,7 @@ from workers.engines.torch_engine import (
 )
 from workers.media.crossfade import Crossfader, TimeStretcher
 from workers.media.encode import Origin
-from workers.protocol.engine import CancelReason, PhaseClock, StepReport
+from workers.protocol.engine import CancelReason, Memory, PhaseClock, StepReport
 
 log = logging.getLogger(__name__)
 
@@ -62,16 +67,22 @@ class SpeechEngine(TorchEngine[Options, SpeechModel, SpeechRequest]):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec, read_options(spec))
         self._languages = [Language(tag) for tag in self._options.languages]
-        self._batcher = CooperativeBatcher(rows_max=1)
+        self._batcher = CooperativeBatcher(rows_max=self._options.slots)
         self._suspend = self._batcher.batch_point("step", lambda: None, "forward", batched=False)
         self._family: Family | None = None
         self._voices: dict[str, Voice] = {}
 
+    @property
+    def memory(self) -> Memory:
+        loop = None if self._loaded is None else self._loaded.loop
+        cache_bytes = 0 if loop is None else loop.cache_bytes
+        return memory_of(self._options.torch_device, self._weights_bytes, cache_bytes)
+
     def _inspect(self) -> None:
-        family_of(self._spec)
+        self._read_family()
 
     def _load(self) -> SpeechModel:
-        self._family = family_of(self._spec)
+        self._family = self._read_family()
         path = Path(self._spec.checkpoint or "")
         model = self._family.load(path, self._options)
         self._choose_threads(model.module)
@@ -88,10 +99,20 @@ class SpeechEngine(TorchEngine[Options, SpeechModel, SpeechRequest]):
             model.synthesize(Segment("Hello.", self._voice(""), 0.5), lambda _: None)
         for module in model.steps:
             module.register_forward_pre_hook(self._suspend_run)
+        if (loop := model.loop) is not None:
+            loop.step = self._batcher.batch_point(
+                "tokens", loop.advance, "forward", module=loop.module
+            )
         return model
+
+    def _read_family(self) -> Family:
+        family = family_of(self._spec)
+        self._options = with_dtype(self._options, family, self._spec)
+        return family
 
     def unload(self) -> None:
         self._voices = {}
+        self._batcher.forget()
         super().unload()
 
     def step(self, clock: PhaseClock) -> StepReport:
@@ -103,11 +124,14 @@ class SpeechEngine(TorchEngine[Options, SpeechModel, SpeechRequest]):
             for request in self._running.values()
             if request.run is not None
         }
-        weights: dict[RequestId, float] = {
-            by_run[key].job.request_id: float(rows)
-            for key, rows in turn.rows.items()
-            if key in by_run
-        }
+        weights, preprocess = (
+            {
+                by_run[key].job.request_id: float(number)
+                for key, number in numbers.items()
+                if key in by_run
+            }
+            for numbers in (turn.rows, turn.preprocess_s)
+        )
         events: list[tuple[RequestId, Event]] = []
         outcomes: list[tuple[RequestId, Outcome]] = []
         with clock.phase("postprocess"):
@@ -119,7 +143,7 @@ class SpeechEngine(TorchEngine[Options, SpeechModel, SpeechRequest]):
                     outcomes.append((request_id, outcome))
         if not weights:
             weights = dict.fromkeys((id_ for id_, _ in (*events, *outcomes)), 1.0)
-        return StepReport(weights, events, outcomes)
+        return StepReport(weights, events, outcomes, preprocess)
 
     def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
         super().cancel(request_id, reason)
@@ -142,7 +166,8 @@ class SpeechEngine(TorchEngine[Options, SpeechModel, SpeechRequest]):
         if isinstance(input, MusicInput):
             segments, speed = [self._music_segment(input)], 1.0
         else:
-            segments, speed = self._speech_segments(job, input, files), input.speed
+            segments = self._speech_segments(job, input, files)
+            speed = min(SPEED_MAX, max(SPEED_MIN, input.speed * segments[0].voice.speed))
         rate = self._model.rate
         has_speed = self._model.has_speed
         origin = Origin(self._spec.name, str(job.request_id), input.seed)
@@ -277,17 +302,20 @@ class SpeechEngine(TorchEngine[Options, SpeechModel, SpeechRequest]):
 
     def _make_run(self, request: SpeechRequest, model: SpeechModel) -> Any:
         index = request.segment
-        segment = request.segments[index]
+        mixed = np.random.SeedSequence((request.input.seed % 2**64, index))
+        seed = int(mixed.generate_state(1, np.uint64)[0])
+        segment = replace(request.segments[index], seed=seed)
 
         def work() -> None:
-            mixed = np.random.SeedSequence((request.input.seed % 2**64, index))
-            torch.manual_seed(int(mixed.generate_state(1, np.uint64)[0]))
+            torch.manual_seed(seed)
             model.synthesize(segment, request.append)
 
         return work
 
     def _suspend_run(self, module: torch.nn.Module, args: Any) -> None:
         """Let other runs proceed; restore this run's random state afterwards."""
+        if not is_in_run():
+            return
         cpu_state = torch.get_rng_state()
         cuda_state = (
             torch.cuda.get_rng_state() if self._options.torch_device.type == "cuda" else None

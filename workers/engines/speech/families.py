@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
+import msgspec
+
 from workers.contract.models import ModelSpec
 from workers.engines.speech.model import SpeechModel
 from workers.engines.speech.options import Options
@@ -31,6 +33,8 @@ class Family:
     """Maximum length of a segment; longer sentences are split."""
     turn_tags: bool = False
     """Whether each sentence needs a tag that names its speaker."""
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")
+    """Types in which the library's modules compute."""
     has_speaker_encoder: bool = False
     """Whether a ``reference`` encoder in the checkpoint enables voices from recordings."""
 
@@ -42,11 +46,13 @@ class Family:
 
 _CODEC_MODELS: Final = "workers.engines.speech.codec_models"
 
+_FASTSPEECH: Final = Family("FastSpeechSynthesizer", dtypes=("float32",), has_speaker_encoder=True)
+
 FAMILIES: Final = {
     "vits": Family("VitsSynthesizer"),
     "speecht5": Family("SpeechT5Synthesizer"),
-    "fastspeech2_conformer": Family("FastSpeechSynthesizer", has_speaker_encoder=True),
-    "fastspeech2_conformer_with_hifigan": Family("FastSpeechSynthesizer", has_speaker_encoder=True),
+    "fastspeech2_conformer": _FASTSPEECH,
+    "fastspeech2_conformer_with_hifigan": _FASTSPEECH,
     "musicgen": Family("MusicgenSynthesizer", _CODEC_MODELS, (MUSIC_TASK,)),
     "bark": Family("BarkSynthesizer", _CODEC_MODELS, sentence_characters=150),
     "dia": Family(
@@ -76,3 +82,16 @@ def family_of(spec: ModelSpec) -> Family:
         if task not in tasks:
             raise ValueError(f"{kind} does not support {task}; it supports {', '.join(tasks)}")
     return family
+
+
+def with_dtype(options: Options, family: Family, spec: ModelSpec) -> Options:
+    """Choose a type that the family computes in, where the entry leaves it open.
+
+    Raise ``ValueError`` if the entry names another one.
+    """
+    if options.dtype in family.dtypes:
+        return options
+    if spec.options.get("dtype", "auto") != "auto":
+        accepted = " or ".join(family.dtypes)
+        raise ValueError(f"dtype is {options.dtype!r}; this family computes in {accepted}")
+    return msgspec.structs.replace(options, dtype=family.dtypes[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
@@ -13,8 +13,11 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import load_file
 
+from workers.engines.speech.codec import EmitAudio
+from workers.engines.speech.manner import Manner
 from workers.engines.speech.mel_statistics import MelStatistics
 from workers.engines.speech.options import Options, VoiceOptions
+from workers.engines.speech.token_loop import TokenLoop
 from workers.media.pixels import MediaError
 from workers.media.recordings import read_audio
 
@@ -23,8 +26,6 @@ _RECORDING_S_MIN: Final = 0.3
 
 Mono: TypeAlias = npt.NDArray[np.float32]
 """``(N,)``, from -1 to 1."""
-EmitAudio: TypeAlias = Callable[[torch.Tensor], None]
-"""Callback that takes audio ``(N,)`` of any dtype and device, as soon as it is final."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,10 @@ class Voice:
     transcript: str = ""
     statistics: MelStatistics | None = None
     """Mel statistics of a recording, for a voice that was embedded from one."""
+    manner: Manner | None = None
+    """Manner of such a recording."""
+    speed: float = 1.0
+    """Factor of the model's usual speed at which such a recording is spoken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,8 @@ class Segment:
     """Maximum duration of its audio."""
     speed: float = 1.0
     """Always 1, unless the family has ``has_speed``."""
+    seed: int = 0
+    """Seed of its random numbers, unsigned, 64 bits."""
 
 
 class SpeechModel(Protocol):
@@ -69,6 +76,11 @@ class SpeechModel(Protocol):
     has_speed: bool
     recording_rate: int | None
     """Sample rate of recordings in Hz; None: voices from recordings are not supported."""
+
+    @property
+    def loop(self) -> TokenLoop | None:
+        """What generates the tokens of all segments together, if the family does so."""
+        ...
 
     def check(self, voice: Voice) -> Voice:
         """Prepare a voice for synthesis. Raise ``ValueError`` if it cannot be used."""

@@ -24,9 +24,11 @@ from transformers import (
 )
 
 from workers.engines.speech import spectra
+from workers.engines.speech.codec import EmitAudio
 from workers.engines.speech.g2p import read_g2p
+from workers.engines.speech.manner import match_span
 from workers.engines.speech.mel_statistics import match_mel_statistics
-from workers.engines.speech.model import EmitAudio, Segment, Voice
+from workers.engines.speech.model import Segment, Voice
 from workers.engines.speech.options import Options
 from workers.engines.speech.reading import (
     check_voice_source,
@@ -47,6 +49,7 @@ class _SentenceModel:
     rate: int
     module: torch.nn.Module
     steps: Sequence[torch.nn.Module]
+    loop: None = None
 
     def __init__(self, path: Path, options: Options) -> None:
         self._device = options.torch_device
@@ -122,7 +125,12 @@ class FastSpeechSynthesizer(_SentenceModel):
             assert self._speaker_encoder is not None
             profile = self._speaker_encoder.embed(torch.from_numpy(voice.recording))
             voice = replace(
-                voice, recording=None, embedding=profile.embedding, statistics=profile.statistics
+                voice,
+                recording=None,
+                embedding=profile.embedding,
+                statistics=profile.statistics,
+                manner=profile.manner,
+                speed=profile.speed,
             )
         if voice.embedding is not None:
             _check_width(voice, self._width)
@@ -140,9 +148,12 @@ class FastSpeechSynthesizer(_SentenceModel):
             return
         spectrogram = self._model(ids, return_dict=True, **speaker).spectrogram
         if voice.statistics is not None and isinstance(self._vocoder, SourceFilterVocoder):
-            spectrogram = match_mel_statistics(
+            frames = match_mel_statistics(
                 spectrogram[0].float(), voice.statistics.to(spectrogram.device)
-            )[None]
+            )
+            spectrogram = (frames if voice.manner is None else match_span(frames, voice.manner))[
+                None
+            ]
         emit(self._vocoder(spectrogram)[0])
 
 

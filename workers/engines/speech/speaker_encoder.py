@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
+from workers.engines.speech.manner import Manner, measure_manner, speed_of
 from workers.engines.speech.mel_statistics import MelStatistics, measure_mel_statistics
 from workers.engines.speech.spectra import CHANNELS, analyse, normalize_loudness
 
@@ -20,13 +21,18 @@ class SpeakerProfile(NamedTuple):
     embedding: torch.Tensor
     """Speaker embedding ``(D,)`` of length 1, the model's conditioning."""
     statistics: MelStatistics
+    manner: Manner
+    speed: float
+    """Factor of the model's usual speed."""
 
 
 class SpeakerEncoder(nn.Module):
     """Maps frames ``(B, T, 82)`` with a mask ``(B, T)`` to embeddings ``(B, D)`` of length 1."""
 
-    def __init__(self, *, width: int, size: int) -> None:
+    def __init__(self, *, width: int, size: int, syllables: float | None = None) -> None:
+        """``syllables`` is the model's usual number per second; None keeps its speed."""
         super().__init__()
+        self._syllables = syllables
         sizes = (CHANNELS, width, width, width)
         self.layers = nn.ModuleList(
             nn.Conv1d(a, b, 5, stride=2, padding=2) for a, b in pairwise(sizes)
@@ -56,7 +62,11 @@ class SpeakerEncoder(nn.Module):
         embedding: torch.Tensor = self(
             frames[None].to(weight), torch.ones(1, len(frames)).to(weight)
         )
-        return SpeakerProfile(embedding[0].float().cpu(), measure_mel_statistics(frames))
+        manner = measure_manner(frames)
+        speed = speed_of(manner, self._syllables) if self._syllables else 1.0
+        return SpeakerProfile(
+            embedding[0].float().cpu(), measure_mel_statistics(frames), manner, speed
+        )
 
 
 _VOICED_FRAMES_MIN = 36
@@ -66,6 +76,8 @@ _VOICED_FRAMES_MIN = 36
 def read_speaker_encoder(path: Path) -> SpeakerEncoder:
     """Load the encoder. Raise ``OSError``, ``ValueError``, ``KeyError`` or ``RuntimeError``."""
     config: dict[str, Any] = json.loads((path / "config.json").read_text())
-    model = SpeakerEncoder(width=config["width"], size=config["size"])
+    model = SpeakerEncoder(
+        width=config["width"], size=config["size"], syllables=config.get("syllables")
+    )
     model.load_state_dict(load_file(path / "model.safetensors"))
     return model

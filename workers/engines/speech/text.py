@@ -222,7 +222,8 @@ def _split(text: str, characters_max: int) -> Iterator[str]:
         yield text
         return
     for cut in (_CLAUSE, _WORD):
-        parts = cut.split(text)
+        # A text that ends with a cut has nothing behind it.
+        parts = [part for part in cut.split(text) if part]
         if len(parts) > 1:
             break
     else:

@@ -1,8 +1,8 @@
 """The pool of KV cache blocks: which are free, in use, or kept idle for reuse by later prompts.
 
-Pure: knows block numbers and digests, no tensors and no requests. A full block of a prompt is
-published under a digest of the prompt up to the block's end, so that a later prompt with the same
-prefix need not prefill it again. After its last user has freed it, a published block stays idle
+Pure: knows block numbers and digests, no tensors and no requests. A full block is published under a
+digest of the text up to the block's end, so that a later prompt with the same prefix need not
+prefill it again. After its last user has freed it, a published block stays idle
 until its room is needed; the least recently used is evicted first. Invariant: every block is in
 exactly one of three states: free, idle, or in use with a count in ``users``.
 """
@@ -12,7 +12,8 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from copy import copy
 from typing import Final
 
 ZERO_BLOCK: Final = 0
@@ -83,18 +84,31 @@ class BlockPool:
                 self._free.append(block)
 
 
-def digests(owner: str, tokens: Sequence[int], block_tokens: int) -> list[bytes]:
-    """Return a digest for each full block of a prompt, covering all tokens up to its end.
+class Digests:
+    """A digest for each full block of a text that grows, covering all tokens up to its end.
 
     ``owner`` is part of every digest, so that no account can find out what another has sent.
     """
-    found = []
-    digest = hashlib.blake2b(owner.encode(), digest_size=16)
-    for start in _starts(len(tokens), block_tokens):
-        digest.update(array("q", tokens[start : start + block_tokens]).tobytes())
-        found.append(digest.copy().digest())
-    return found
 
+    def __init__(self, owner: str, block_tokens: int) -> None:
+        self.found: list[bytes] = []
+        self._block_tokens = block_tokens
+        self._rest = array("q")
+        """Tokens after the last full block."""
+        self._hash = hashlib.blake2b(owner.encode(), digest_size=16)
 
-def _starts(tokens: int, block_tokens: int) -> Iterable[int]:
-    return range(0, tokens - block_tokens + 1, block_tokens)
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._rest.extend(tokens)
+        size = self._block_tokens
+        full = len(self._rest) // size * size
+        for start in range(0, full, size):
+            self._hash.update(self._rest[start : start + size].tobytes())
+            self.found.append(self._hash.copy().digest())
+        del self._rest[:full]
+
+    def copy(self) -> Digests:
+        """Return one that continues apart."""
+        other = copy(self)
+        other.found, other._rest = self.found[:], self._rest[:]
+        other._hash = self._hash.copy()
+        return other

@@ -20,7 +20,7 @@ from operator import attrgetter
 from typing import Final
 
 from workers.contract.jobs import RequestId
-from workers.engines.llm.blocks import BlockPool
+from workers.engines.llm.scheduling.blocks import BlockPool
 
 STEP_TOKENS: Final = 2048
 """Token budget of a step. Bounds prefill, so that running sequences keep decoding."""
@@ -36,6 +36,10 @@ class TokenSequence:
     length: int
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    digests: Sequence[bytes] = ()
+    """Digests of its full blocks, the prompt's included, if its answer is to be found again."""
+    published: int = 0
+    """Number of blocks that are known to the prefix cache, or need not be."""
     draft_tokens: int = 0
     """Draft tokens after the known ones, to be verified in the next step."""
     open: bool = True
@@ -108,6 +112,21 @@ class StepPlan:
     """``(source, target)``: a prompt's partly filled last block, copied for each further choice."""
 
 
+def step_weights(plan: StepPlan, context_cost: float) -> dict[RequestId, float]:
+    """Return the cost of each request in a step, in tokens without a context.
+
+    ``context_cost``: of attending to one more token. The products of a token are the same for each,
+    but its attention grows with its context.
+    """
+    weights: dict[RequestId, float] = {}
+    chunks = [(prefill.group, prefill.start, prefill.stop) for prefill in plan.prefills]
+    chunks += [(decode.sequence.group, decode.start, decode.stop) for decode in plan.decodes]
+    for group, start, stop in chunks:
+        cost = (stop - start) * (1 + context_cost * (start + stop + 1) / 2)
+        weights[group.request_id] = weights.get(group.request_id, 0.0) + cost
+    return weights
+
+
 class Scheduler:
     """Schedules at most ``slots`` sequences over the blocks of a pool.
 
@@ -172,11 +191,12 @@ class Scheduler:
 
     # --- One step ---------------------------------------------------------------------------------
 
-    def plan(self) -> StepPlan:
+    def plan(self, prefill_max: int | None = None) -> StepPlan:
         """Plan the next step: decode first, then prefill, within the token budget.
 
-        Draft tokens have the lowest priority: every sequence's next token and one block of prefill
-        come first.
+        ``prefill_max``: maximum prompt tokens beside decoding sequences, at least a block. Default:
+        what the budget leaves. Draft tokens have the lowest priority: every sequence's next token
+        and one block of prefill come first.
         """
         decodes = [
             decode
@@ -193,6 +213,8 @@ class Scheduler:
             drafts = min(decode.stop - decode.start - 1, max(for_drafts, 0))
             for_drafts, budget = for_drafts - drafts, budget - drafts
             decodes[index] = DecodeChunk(decode.sequence, decode.start, decode.start + 1 + drafts)
+        if decodes and prefill_max is not None:
+            budget = min(budget, prefill_max)
         prefills = []
         for group in prefilling:
             for start in range(group.prefilled, group.prompt_tokens, self._block_tokens):
@@ -228,6 +250,13 @@ class Scheduler:
         sequence.length += tokens
         sequence.computed = min(sequence.computed, sequence.length - 1)
         sequence.draft_tokens = 0
+
+    def publish(self, sequence: TokenSequence) -> None:
+        """Publish the blocks that have become full; none that contains a draft token."""
+        full = min(sequence.computed // self._block_tokens, len(sequence.digests))
+        for index in range(sequence.published, full):
+            self._pool.publish(sequence.blocks[index], sequence.digests[index])
+        sequence.published = max(sequence.published, full)
 
     def close(self, sequence: TokenSequence) -> None:
         """Stop a sequence and free its blocks; with its last sequence, the group's."""
@@ -373,5 +402,5 @@ class Scheduler:
         for sequence in group.sequences:
             self._pool.free(sequence.blocks)
             sequence.blocks = []
-            sequence.computed = sequence.draft_tokens = 0
+            sequence.computed = sequence.draft_tokens = sequence.published = 0
         self._blocks_to_zero = [block for block in self._blocks_to_zero if self._pool.users(block)]

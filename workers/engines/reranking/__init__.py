@@ -1,0 +1,1 @@
+"""Reranking by cross-encoders; a step batches pairs of many requests."""
