@@ -23,6 +23,7 @@ from gateway.commands.terminal import (
     json_option,
     open_database,
     print_json,
+    print_rows,
     read_settings,
     refuse,
 )
@@ -41,6 +42,7 @@ COMMANDS: Final = {
     "erase": "erase:erase_command",
     "export": "reports:export_command",
     "feedback": "feedback:feedback_commands",
+    "gateway": "running.gateway:gateway",
     "invoice": "periods:invoice",
     "key": "accounts:key",
     "ledger": "reports:ledger_command",
@@ -52,6 +54,7 @@ COMMANDS: Final = {
     "organisation": "organisations:organisation",
     "period": "periods:period",
     "plan": "planning.plan:plan_command",
+    "queue": "running.queue:queue",
     "rebate": "periods:rebate",
     "reconcile": "reports:reconcile_command",
     "request": "reports:request",
@@ -61,6 +64,7 @@ COMMANDS: Final = {
     "usage": "reports:usage_command",
     "user": "users:user",
     "webhook": "webhooks:webhook",
+    "worker": "running.worker:worker",
 }
 """Where each command is found in ``gateway.commands``; only the command that runs is imported."""
 
@@ -118,6 +122,56 @@ def doctor(as_json: bool) -> None:
     if as_json:
         print_json(found)
     raise SystemExit(1 if has_problem else 0)
+
+
+@cli.command("settings", epilog=example("tollgate settings console", "tollgate settings --changed"))
+@click.argument("words", nargs=-1)
+@click.option("--changed", is_flag=True, help="Only those that differ from their default.")
+@json_option
+def settings_command(words: tuple[str, ...], changed: bool, as_json: bool) -> None:
+    """Show settings with WORDS in their name or meaning: value, origin and default.
+
+    Then what is risky about all of them. Secrets are `set` or not; no secret is printed.
+    """
+    from gateway.doctor.settings_report import describe, is_changed, matching, risks
+
+    settings = read_settings()
+    found = matching(describe(settings), " ".join(words))
+    found = [one for one in found if is_changed(one)] if changed else found
+    if as_json:
+        print_json({"settings": found, "risks": [asdict(one) for one in risks(settings)]})
+        return
+    print_rows(
+        found, lambda one: {k: one[k] for k in ("name", "value", "origin", "default")}, False
+    )
+    for risk in risks(settings):
+        click.echo(f"{risk.level:8} {risk.part}: {risk.found}\n{'':9}→ {risk.advice}")
+
+
+@cli.command(epilog=example("tollgate up &", "tollgate demo", "tollgate console link"))
+@click.option(
+    "--days",
+    type=click.IntRange(0, 60),
+    default=30,
+    show_default=True,
+    help="Number of older days, booked before today's requests.",
+)
+@click.option(
+    "--beside", is_flag=True, help="Also beside other accounts with money; cannot be undone."
+)
+def demo(days: int, beside: bool) -> None:
+    """Fill a new installation: accounts, older days, and real requests of all tasks.
+
+    For trying out the console, and for demonstrations. It uses the gateway that runs here, or runs
+    `tollgate up` meanwhile.
+    """
+    from gateway.demo.run import Demo, NotMade
+
+    settings = read_settings()
+    try:
+        Demo(settings, days, beside, click.echo).make()
+    except NotMade as error:
+        refuse(str(error))
 
 
 @cli.command(

@@ -43,9 +43,12 @@ from gateway.api.openapi.page import DocumentationPlugin
 from gateway.audit_log import Author
 from gateway.batches.runner import Runner
 from gateway.batches.stored import StoredOutputs
+from gateway.billing.usage.traffic import TrafficHour
 from gateway.catalog.store import LiveCatalog
 from gateway.console.app import console_router
 from gateway.console.headers import add_console_headers
+from gateway.console.jobs.runner import ConsoleJobs
+from gateway.console.live.updates import LiveUpdates
 from gateway.disk import written_paths
 from gateway.files.download_urls import UrlSigner
 from gateway.files.fetch import Fetcher
@@ -55,6 +58,8 @@ from gateway.files.store import Files
 from gateway.files.upload_urls import UploadUrls
 from gateway.notices.mail import mailer_of
 from gateway.notices.sender import NoticeSender
+from gateway.operations.running.gateways import Gateways, Reporter
+from gateway.operations.running.server import QueueServer
 from gateway.payments.provider import PaymentProvider
 from gateway.performance import Performance
 from gateway.readiness import Readiness
@@ -161,13 +166,14 @@ def create_app(settings: Settings) -> Litestar:
             notices = NoticeSender(
                 database, poster=poster, mailer=mailer_of(settings), pepper=pepper
             )
+            name = f"gw-{uuid.uuid4().hex[:12]}"
             requests = Requests(
                 settings=settings,
                 database=database,
                 redis=redis,
                 live=live,
                 rates=rates,
-                gateway=f"gw-{uuid.uuid4().hex[:12]}",
+                gateway=name,
                 poster=poster,
                 media=media,
                 fetcher=fetcher,
@@ -207,8 +213,14 @@ def create_app(settings: Settings) -> Litestar:
                 refused=refused,
                 visitors=Visitors(settings.public_catalog_per_minute),
                 attempts=Attempts(redis, namespace=settings.namespace),
+                traffic=TrafficHour(database),
+                queue_server=QueueServer(redis, settings.namespace),
+                gateways=Gateways(redis, namespace=settings.namespace),
             )
             app.state.services = services
+            app.state.console_jobs = jobs = ConsoleJobs(database)
+            app.state.live_updates = LiveUpdates()
+            stack.callback(app.state.live_updates.close)
             chores = Scheduler(
                 database,
                 [
@@ -227,12 +239,23 @@ def create_app(settings: Settings) -> Litestar:
             retention = Retention(database, all_kinds(settings, database, blobs))
             await stack.enter_async_context(supervisor.running())
             await stack.enter_async_context(requests.running(supervisor))
+            await stack.enter_async_context(jobs.running())
             supervisor.start("chores", chores.run)
             supervisor.start("retention", retention.run)
             supervisor.start("batches", batches.run)
             supervisor.start("key uses", uses.run)
             supervisor.start("refused attempts", refused.run)
             supervisor.start("notices", notices.run)
+            reporter = Reporter(
+                services.gateways,
+                name,
+                database=database,
+                requests=requests,
+                supervisor=supervisor,
+                batches=lambda: batches.running,
+                tasks=lambda: chores.runs,
+            )
+            supervisor.start("gateway row", reporter.run)
             with reload_on_hangup(live):
                 yield
         if supervisor.failed:
@@ -276,9 +299,14 @@ def create_app(settings: Settings) -> Litestar:
                 route_handlers=[
                     *openrouter.HANDLERS,
                     CatalogController,
-                    ChatController,
                     EmbeddingsController,
                 ],
+                include_in_schema=False,
+            ),
+            Router(
+                "/api",
+                route_handlers=[ChatController],
+                request_max_body_size=settings.media_body_bytes_max,
                 include_in_schema=False,
             ),
             Router(

@@ -36,6 +36,8 @@ class GroupCommit(Generic[Item, Answer]):
         self._batch_max = batch_max
         self._pending: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
         self._writer: asyncio.Task[None] | None = None
+        self.batches = self.items = 0
+        """Number of batches that were written, and of the items in them."""
 
     def submit(self, item: Item) -> asyncio.Future[Answer]:
         """Write an item together with others. The future has its answer, or the error of its write.
@@ -60,6 +62,7 @@ class GroupCommit(Generic[Item, Answer]):
                 taken = (self._pending.popleft() for _ in range(count))
                 batch = [entry for entry in taken if not entry[1].done()]
                 if batch:
+                    self.batches, self.items = self.batches + 1, self.items + len(batch)
                     try:
                         await self._commit(batch)
                     except Exception as error:

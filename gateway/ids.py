@@ -36,6 +36,11 @@ def first_id(prefix: str, moment: datetime) -> str:
     return f"{prefix}{max(int(moment.timestamp() * 1000), 0):012x}"
 
 
+def id_before(moment: datetime) -> RequestId:
+    """Return an id like that of a request, which is before those of all requests since a moment."""
+    return RequestId(first_request_id(moment).ljust(len("req_") + 32, "0"))
+
+
 def time_of(prefix: str, id: str) -> datetime:
     """Return the moment at which an id with this prefix was created."""
     return datetime.fromtimestamp(int(id.removeprefix(prefix)[:12], 16) / 1000, UTC)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -12,6 +14,21 @@ from prometheus_client.multiprocess import MultiProcessCollector
 REGISTRY: Final = CollectorRegistry()
 DIRECTORY_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 """Environment variable with the directory in which the processes of one gateway share metrics."""
+
+
+class Durations(Histogram):
+    """A histogram of what several requests took, which are counted together."""
+
+    def observe_all(self, seconds: Sequence[float]) -> None:
+        """Observe several values, with one change of the sum, and of the bucket of zeros."""
+        total = sum(seconds)
+        if total:
+            self._sum.inc(total)
+            for value in seconds:
+                self._buckets[bisect_left(self._upper_bounds, value)].inc(1)
+        else:  # a phase that did not take place
+            self._buckets[0].inc(len(seconds))
+
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
@@ -91,7 +108,7 @@ LOOP_FAILURES = Counter(
     ["loop"],
     registry=REGISTRY,
 )
-PHASE_SECONDS = Histogram(
+PHASE_SECONDS = Durations(
     "tollgate_phase_seconds",
     "Time of charged requests by phase.",
     ["model", "phase"],
@@ -234,8 +251,36 @@ QUEUE_DEPTH = Gauge(
     multiprocess_mode="livemostrecent",
     registry=REGISTRY,
 )
+QUEUE_WORK_SECONDS = Gauge(
+    "tollgate_queue_work_seconds",
+    "Time that the unfinished jobs of a model take in slots of workers, by estimate.",
+    ["model"],
+    multiprocess_mode="livemostrecent",
+    registry=REGISTRY,
+)
+QUEUE_OLDEST_SECONDS = Gauge(
+    "tollgate_queue_oldest_seconds",
+    "Age of the oldest unfinished job of a model.",
+    ["model"],
+    multiprocess_mode="livemostrecent",
+    registry=REGISTRY,
+)
 WORKERS = Gauge(
     "tollgate_workers", "Live workers.", multiprocess_mode="livemostrecent", registry=REGISTRY
+)
+MODEL_RESIDENT = Gauge(
+    "tollgate_model_resident_bytes",
+    "Memory that a model takes on all live workers.",
+    ["model"],
+    multiprocess_mode="livemostrecent",
+    registry=REGISTRY,
+)
+MODEL_LOADS = Gauge(
+    "tollgate_model_loads",
+    "Loads of a model since the engine processes of the live workers started.",
+    ["model"],
+    multiprocess_mode="livemostrecent",
+    registry=REGISTRY,
 )
 WAITING = Gauge(
     "tollgate_clients_waiting",
@@ -247,21 +292,21 @@ WAITING = Gauge(
 # Speed, with the times as ``performance.py`` defines them.
 _FINE_SECONDS: Final = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5, 5)
 
-TTFT_SECONDS = Histogram(
+TTFT_SECONDS = Durations(
     "tollgate_ttft_seconds",
     "Time to the first token, or the first audio.",
     ["model"],
     buckets=_SECONDS,
     registry=REGISTRY,
 )
-TPOT_SECONDS = Histogram(
+TPOT_SECONDS = Durations(
     "tollgate_tpot_seconds",
     "Mean interval between the tokens of a request.",
     ["model"],
     buckets=_FINE_SECONDS,
     registry=REGISTRY,
 )
-GAP_SECONDS = Histogram(
+GAP_SECONDS = Durations(
     "tollgate_inter_token_seconds",
     "Longest interval between two tokens of a request.",
     ["model"],
@@ -288,7 +333,7 @@ REAL_TIME_FACTOR = Histogram(
     buckets=(0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1, 1.5, 2.5, 5, 10),
     registry=REGISTRY,
 )
-TOTAL_SECONDS = Histogram(
+TOTAL_SECONDS = Durations(
     "tollgate_total_seconds",
     "Time from acceptance to charge, of successful requests.",
     ["model"],
@@ -318,6 +363,7 @@ for _metric in (
     TPOT_SECONDS,
     GAP_SECONDS,
     TOTAL_SECONDS,
+    STEP_SECONDS,
     TOKENS,
 ):
     # Counted for each request: a child that is known is found without checks and without a lock.

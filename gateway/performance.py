@@ -27,10 +27,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict, cast
 
 import msgspec
-from sqlalchemy import Connection, func, select
+from sqlalchemy import ColumnElement, Connection, func, select
 
 from gateway.catalog.schema import Slo
 from gateway.catalog.tasks import makes
+from gateway.ids import first_request_id
 from gateway.sql.database import Database
 from gateway.tables.core import receipts
 from gateway.tables.settlement_time import settled_within
@@ -44,8 +45,12 @@ WINDOWS: Final[Mapping[Window, timedelta]] = {
 }
 RECEIPTS_MAX: Final = 10_000
 """Maximum number of receipts that statistics are computed from: the newest."""
+FIRST_OUTPUTS_MAX: Final = 1_000
+"""Maximum number of receipts from which the time to the first output is computed: the newest."""
 DURATIONS_MAX: Final = 50
 """Maximum number of receipts from which a model's median duration is computed: the newest."""
+TAKEN_MAX: Final = timedelta(hours=1)
+"""Statistics leave out requests that were accepted earlier than this before their window."""
 SUCCESSES_MIN: Final = 5
 """Minimum successes for statistics. Below it only the count is returned, so that no aggregate
 reveals a single request."""
@@ -287,7 +292,7 @@ class Performance:
             lambda connection: read_samples(connection, model, since), account_id=None
         )
         if len(samples) >= RECEIPTS_MAX:
-            since = samples[-1].settled_at
+            since = min(sample.settled_at for sample in samples)
         seconds = (datetime.now(UTC) - since).total_seconds()
         view: StatsView = {
             "object": "model.stats",
@@ -318,17 +323,34 @@ def read_samples(connection: Connection, model: str, since: datetime) -> list[Re
     rows = connection.execute(
         select(*columns, served_by)
         .where(
-            *settled_within(connection, since),
-            receipts.c.model == model,
+            *_of_model(model, since),
             receipts.c.service_class == "standard",
         )
-        .order_by(receipts.c.settled_at.desc())
+        .order_by(receipts.c.request_id.desc())
         .limit(RECEIPTS_MAX)
     )
     return [
         ReceiptSample(**{**row, "timings": msgspec.convert(row["timings"], Timings)})
         for row in rows.mappings()
     ]
+
+
+def first_output_p95(connection: Connection, since: datetime) -> int | None:
+    """Return the p95 of the time to the first token or audio in µs; None with too few requests."""
+    query = (
+        select(receipts.c.timings)
+        .where(
+            *settled_within(connection, since),
+            receipts.c.status == "succeeded",
+            receipts.c.service_class == "standard",
+        )
+        .order_by(receipts.c.settled_at.desc())
+        .limit(FIRST_OUTPUTS_MAX)
+    )
+    all_us = (timings.get("first_token_us", 0) for timings in connection.scalars(query))
+    found = sorted(us for us in all_us if us)
+    place = math.ceil(0.95 * len(found)) - 1
+    return int(found[place]) if len(found) >= SUCCESSES_MIN else None
 
 
 def read_medians(
@@ -339,17 +361,15 @@ def read_medians(
     One short index scan for each model. Models with fewer than ``SUCCESSES_MIN`` are left out.
     """
     found = {}
-    recent = settled_within(connection, since)
     for model in models:
         newest = (
             select(receipts.c.timings)
             .where(
-                *recent,
-                receipts.c.model == model,
+                *_of_model(model, since),
                 receipts.c.status == "succeeded",
                 receipts.c.service_class == "standard",
             )
-            .order_by(receipts.c.settled_at.desc())
+            .order_by(receipts.c.request_id.desc())
             .limit(DURATIONS_MAX)
         )
         timings = [msgspec.convert(row, Timings) for row in connection.execute(newest).scalars()]
@@ -357,6 +377,16 @@ def read_medians(
             median_us = statistics.median(timing.total_us for timing in timings)
             found[model] = round(median_us / 1e6, 3)
     return found
+
+
+def _of_model(model: str, since: datetime) -> list[ColumnElement[bool]]:
+    """Return SQL conditions for the receipts of a model settled since a moment, for its index by
+    id."""
+    return [
+        receipts.c.model == model,
+        receipts.c.request_id >= first_request_id(since - TAKEN_MAX),
+        receipts.c.settled_at >= since,
+    ]
 
 
 def summarize(

@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
@@ -142,22 +142,12 @@ def charge(price: Price, usage: Usage) -> Bill:
     Cached input tokens without their own price cost as much as input tokens. Raise
     ``UnpricedUsage`` if a unit is priced but not for these attributes, or if nothing is priced.
     """
-    chosen: list[tuple[ComponentRate, int]] = []
-    for unit, (name, _) in _MEASURES.items():
-        quantity: int = getattr(usage, name)
-        if not quantity:
-            continue
-        if quantity < 0:
-            raise ValueError(f"{name} is negative: {quantity}")
-        rates = price.rates.get(unit)
-        rate = _most_specific(rates, usage.attributes) if rates else None
-        if rate is None and unit == "cached_input_token":
-            rate = _most_specific(price.rates.get("input_token", ()), usage.attributes)
-        if rate is not None:
-            chosen.append((rate, quantity))
-        elif rates:
-            raise UnpricedUsage(f"{unit} has no price for {dict(usage.attributes)}")
-    return _bill(price, chosen)
+    return _bill(price, _chosen(price, usage))
+
+
+def charge_nanos(price: Price, usage: Usage) -> int:
+    """Return the total of ``charge`` without its lines."""
+    return _total(price, _chosen(price, usage))
 
 
 def quote(price: Price, limits: Usage) -> Bill:
@@ -275,6 +265,29 @@ def parse_usd(text: str) -> int:
 
 
 _NUMERATOR: Final = itemgetter(1)
+_QUANTITIES: Final[Callable[[Usage], tuple[int, ...]]] = attrgetter(
+    *(name for name, _ in _MEASURES.values())
+)
+"""Returns the quantities of a usage, in the order of the units."""
+
+
+def _chosen(price: Price, usage: Usage) -> list[tuple[ComponentRate, int]]:
+    """Return the rate of each unit that a usage has, with its quantity."""
+    chosen: list[tuple[ComponentRate, int]] = []
+    for unit, quantity in zip(UNITS, _QUANTITIES(usage), strict=True):
+        if not quantity:
+            continue
+        if quantity < 0:
+            raise ValueError(f"{_MEASURES[unit][0]} is negative: {quantity}")
+        rates = price.rates.get(unit)
+        rate = _most_specific(rates, usage.attributes) if rates else None
+        if rate is None and unit == "cached_input_token":
+            rate = _most_specific(price.rates.get("input_token", ()), usage.attributes)
+        if rate is not None:
+            chosen.append((rate, quantity))
+        elif rates:
+            raise UnpricedUsage(f"{unit} has no price for {dict(usage.attributes)}")
+    return chosen
 
 
 def _most_specific(
@@ -284,9 +297,9 @@ def _most_specific(
     found = None
     for rate in rates:
         when = rate.component.when
-        if (found is None or len(when) > len(found.component.when)) and all(
-            attributes.get(name) == value for name, value in when.items()
-        ):
+        if found is not None and len(when) <= len(found.component.when):
+            continue
+        if not when or all(attributes.get(name) == value for name, value in when.items()):
             found = rate
     return found
 
@@ -313,26 +326,39 @@ def _possible(
     return found if sure is None else [sure, *found]
 
 
-def _bill(price: Price, chosen: Sequence[tuple[ComponentRate, int]]) -> Bill:
-    """Round once: each line is the rounded-up running total less the one before it."""
+def _total(price: Price, chosen: Sequence[tuple[ComponentRate, int]]) -> int:
+    """Round the exact sum once, up to the next nano-dollar, and to the price's minimum."""
     if not chosen and not price.minimum_nanos:
         raise UnpricedUsage("no component of the price applies")
-    exact = total = 0
+    exact = 0
+    for rate, quantity in chosen:
+        exact += quantity * rate.numerator
+    total = max(_rounded(exact, price), price.minimum_nanos)
+    if total > NANOS_MAX:
+        raise Unbookable(f"a bill of {total} nano-dollars exceeds what can be booked")
+    return total
+
+
+def _bill(price: Price, chosen: Sequence[tuple[ComponentRate, int]]) -> Bill:
+    """Each line is the rounded-up running total less the one before it."""
+    total = _total(price, chosen)
+    exact = before = 0
     lines = []
     for (component, numerator), quantity in chosen:
         exact += quantity * numerator
-        amount = -(-exact // price.denominator) - total
-        total += amount
+        amount = _rounded(exact, price) - before
+        before += amount
         parts = _MEASURES[component.unit][1]
         units = str(quantity) if parts == 1 else _decimal(quantity, parts)
         lines.append(Line(component.unit, units, component.amount_nanos, component.per, amount))
-    if total < price.minimum_nanos:
-        rest = price.minimum_nanos - total
-        lines.append(Line("minimum", "1", price.minimum_nanos, 1, rest))
-        total = price.minimum_nanos
-    if total > NANOS_MAX:
-        raise Unbookable(f"a bill of {total} nano-dollars exceeds what can be booked")
+    if before < total:
+        lines.append(Line("minimum", "1", price.minimum_nanos, 1, total - before))
     return Bill(total, tuple(lines))
+
+
+def _rounded(exact: int, price: Price) -> int:
+    """Round a sum over the price's denominator up to the next nano-dollar."""
+    return -(-exact // price.denominator)
 
 
 def _decimal(quantity: int, parts: int) -> str:

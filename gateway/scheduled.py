@@ -23,7 +23,14 @@ from gateway.aside import delete_obsolete_notes
 from gateway.audit_log import Author
 from gateway.billing.reconciliation import run_reconciliation
 from gateway.billing.statements.close import SETTLED_AFTER, close_month, list_periods
-from gateway.billing.usage.rollups import CLOSED_AFTER, HOUR, HOURS_MAX, build_due
+from gateway.billing.usage.rollups import (
+    CLOSED_AFTER,
+    DAYS_MAX,
+    HOUR,
+    HOURS_MAX,
+    build_due,
+    build_due_days,
+)
 from gateway.catalog.store import LiveCatalog
 from gateway.catalog.upstream_check import check_upstreams
 from gateway.errors import Conflict
@@ -37,6 +44,7 @@ from gateway.notices.price_changes import price_notices
 from gateway.notices.store import publish
 from gateway.notices.subscriptions import subscribed_accounts
 from gateway.notices.upstreams import upstreams_changed
+from gateway.operations.running.gateways import TaskRun
 from gateway.payments.provider import PaymentProvider
 from gateway.sql.database import Database, upsert
 from gateway.sql.outages import OUTAGE
@@ -86,6 +94,8 @@ class Scheduler:
         self._database = database
         self._tasks = tasks
         self._running: dict[str, asyncio.Task[None]] = {}
+        self.runs = {task.name: TaskRun() for task in tasks}
+        """Last run of each task in this process."""
 
     async def run(self, beat: Beat = no_beat) -> None:
         """Start due tasks until cancelled. A task that fails runs again when it is next due.
@@ -123,9 +133,15 @@ class Scheduler:
         except Exception:  # a boundary: one task must not stop the others
             log.exception("scheduled task %s failed", task.name)
             metrics.CHORES.labels(task.name, "failed").inc()
+            self._note_run(task, started, failed=True)
             return
         metrics.CHORES.labels(task.name, "done").inc()
         metrics.CHORE_SECONDS.labels(task.name).set(time.monotonic() - started)
+        self._note_run(task, started, failed=False)
+
+    def _note_run(self, task: ScheduledTask, started: float, *, failed: bool) -> None:
+        took_ms = round((time.monotonic() - started) * 1000)
+        self.runs[task.name] = TaskRun(time.time_ns() // 1_000_000, took_ms, failed)
 
 
 def claim(connection: Connection, task: ScheduledTask, now: datetime | None = None) -> bool:
@@ -160,9 +176,19 @@ def credit_tasks(database: Database) -> tuple[ScheduledTask, ...]:
 
 
 def usage_tasks(database: Database) -> tuple[ScheduledTask, ...]:
-    """Build the rollup of each hour once it has closed."""
-    build = _in_batches(database, build_due, HOURS_MAX)
+    """Build the rollup of each hour once it has closed, and of each day once its hours are."""
+    hours = _in_batches(database, build_due, HOURS_MAX)
+    days = _in_batches(database, _build_days, DAYS_MAX)
+
+    async def build() -> None:
+        await hours()
+        await days()
+
     return (ScheduledTask("rollups", HOUR, build, delay=CLOSED_AFTER + timedelta(seconds=5)),)
+
+
+def _build_days(connection: Connection, now: datetime, *, limit: int) -> int:
+    return build_due_days(connection, limit=limit)
 
 
 def erasure_tasks(database: Database) -> tuple[ScheduledTask, ...]:

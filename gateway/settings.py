@@ -70,11 +70,14 @@ class Settings(BaseSettings):
     home: Path = Path(".tollgate")
     """State directory: database, blobs, logs, secrets."""
     host: str = "127.0.0.1"
+    """Address that the gateway listens on."""
     port: int = Field(default=8000, ge=1, le=65535)
+    """Port that the gateway listens on."""
     processes: int = Field(default=1, ge=1, le=256)
     """Gateway processes, which share the port. Limits of a gateway, such as `connections_max`,
     apply to each. More than one pays off on PostgreSQL with free cores."""
     catalog: Path = Path("catalog.yaml")
+    """File of the models on sale and their prices."""
     public_catalog: bool = False
     """Whether the catalog, its picks and the list of models can be read without a key, at list
     prices."""
@@ -121,8 +124,9 @@ class Settings(BaseSettings):
     stripe_api_base: str | None = None
     """Alternative base URL of Stripe's API, for tests and proxies."""
     topup_min_usd: str = "5"
+    """Minimum amount of one payment."""
     topup_max_usd: str = "10000"
-    """Minimum (``topup_min_usd``) and maximum amount of one payment."""
+    """Maximum amount of one payment."""
 
     close_months: bool = True
     """Whether each month is closed and invoiced automatically in the night after its end."""
@@ -161,6 +165,7 @@ class Settings(BaseSettings):
     body_bytes_per_s_min: float = Field(default=1024.0, ge=0)
     """Rate below which a body counts as stalled, measured over the header timeout."""
     body_bytes_max: int = 16 * 1024 * 1024
+    """Maximum size of a body without media."""
     media_body_bytes_max: int = Field(default=64 * 1024 * 1024, ge=1)
     """Maximum size of a body that can contain images, video or audio."""
     bodies_bytes_max: int = Field(default=2 * 1024**3, ge=1)
@@ -235,12 +240,14 @@ class Settings(BaseSettings):
     batch_lease_s: float = Field(default=15.0, ge=1)
     """Time after the crash of a gateway until another one continues its batches."""
     sweep_interval_s: float = 5.0
+    """Time between two sweeps, which end overdue requests."""
     loop_failures_max: int = Field(default=8, ge=1)
     """Consecutive failures of one background loop (about 90 s) after which the gateway exits."""
     loop_silence_max_s: float = Field(default=60.0, ge=5)
     """Time without a completed round of one background loop after which the gateway is not live."""
     webhook_private_addresses: bool = False
-    """Whether webhooks may be sent to private networks and without TLS; for tests and laptops."""
+    """Whether webhooks may be sent to private networks and without TLS; for tests and laptops.
+    Accounts then see how services there answer."""
     # Retention: each kind is cleared by ``gateway.retention``. None (`forever`) keeps it.
     output_retention_hours: float = 24.0
     """Retention of outputs, and of the attachments of their requests."""
@@ -254,6 +261,7 @@ class Settings(BaseSettings):
     metadata_retention_days: float | None = None
     """Retention of the metadata (tags) of requests and batches; receipts are kept."""
     idempotency_retention_days: float = 7.0
+    """Retention of idempotency keys."""
     webhook_retention_days: float | None = 30.0
     """Retention of webhook deliveries and their attempts after they have ended."""
     notice_retention_days: float | None = 90.0
@@ -283,6 +291,7 @@ class Settings(BaseSettings):
     oidc_client_id: str = ""
     """Client of the console at the provider, with the secret below."""
     oidc_client_secret: SecretStr | None = None
+    """Secret of the client at the provider."""
     oidc_scopes: str = "openid email profile groups"
     """Scopes that are asked for."""
     oidc_groups: str = "groups"
@@ -304,6 +313,7 @@ class Settings(BaseSettings):
     shutdown_grace_s: float = 10.0
     """Time for which a stopping gateway waits for open connections."""
     log_level: str = "INFO"
+    """Level of the log."""
 
     @model_validator(mode="after")
     def _webhooks_are_signed(self) -> Self:

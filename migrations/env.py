@@ -19,8 +19,13 @@ def run() -> None:
         return
     settings = Settings()
     engine = open_engine(settings.sql_url, lane=MIGRATE, prepare=settings.database_prepare)
-    with engine.begin() as own:
-        context.configure(connection=own, target_metadata=metadata, render_as_batch=True)
+    with engine.connect() as own:
+        context.configure(
+            connection=own,
+            target_metadata=metadata,
+            render_as_batch=True,
+            transaction_per_migration=True,
+        )
         with context.begin_transaction():
             context.run_migrations()
     engine.dispose()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal, TypeAlias, get_args
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, and_, insert, or_, select, update
 
 from gateway.accounts.budgets import read_zone
 from gateway.accounts.locks import lock_accounts
@@ -32,6 +32,8 @@ class Account:
     allowance_nanos: int
     report_tz: str
     created_at: datetime
+    keep_inputs: bool
+    """Whether what is sent with its requests is kept as long as their outputs."""
 
     @property
     def available_nanos(self) -> int:
@@ -121,6 +123,7 @@ def change_account(
     status: Status | None = None,
     report_tz: str | None = None,
     name: str | None = None,
+    keep_inputs: bool | None = None,
 ) -> Account:
     """Change the attributes that are given.
 
@@ -155,6 +158,8 @@ def change_account(
         changes["status"] = status
     if report_tz is not None:
         changes["report_tz"] = read_zone(report_tz).key
+    if keep_inputs is not None:
+        changes["keep_inputs"] = keep_inputs
     if changes:
         connection.execute(update(accounts).where(accounts.c.id == account_id).values(**changes))
     return find_account(connection, account_id)
@@ -181,6 +186,30 @@ def list_accounts(
     return [_account(row) for row in rows.mappings()]
 
 
+def accounts_near_zero(
+    connection: Connection,
+    *,
+    status: Status | None = None,
+    name: str | None = None,
+    limit: int,
+    after: tuple[int, int] | None = None,
+) -> list[Account]:
+    """List customer accounts by what they have available, the least first. ``after``: available
+    amount and number of the last one on the page before."""
+    available = accounts.c.posted_nanos - accounts.c.held_nanos + accounts.c.credit_limit_nanos
+    query = select(accounts).where(accounts.c.kind == "customer")
+    if status is not None:
+        query = query.where(accounts.c.status == status)
+    if name is not None:
+        query = query.where(accounts.c.name.startswith(name, autoescape=True))
+    if after is not None:
+        nanos, number = after
+        same = and_(available == nanos, accounts.c.id > number)
+        query = query.where(or_(available > nanos, same))
+    rows = connection.execute(query.order_by(available, accounts.c.id).limit(limit))
+    return [_account(row) for row in rows.mappings()]
+
+
 def account_names(connection: Connection, ids: Collection[int]) -> dict[int, str]:
     """Return the names of accounts by their numbers."""
     query = select(accounts.c.id, accounts.c.name).where(accounts.c.id.in_(sorted(ids)))
@@ -198,4 +227,5 @@ def _account(row: RowMapping) -> Account:
         allowance_nanos=row["allowance_nanos"],
         report_tz=row["report_tz"],
         created_at=row["created_at"],
+        keep_inputs=row["keep_inputs"],
     )

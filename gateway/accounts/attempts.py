@@ -1,14 +1,17 @@
 """Bounds attempts to enter the console: by network, and failures in total.
 
 Counted in Redis for all gateways, and in this process while Redis does not answer. Beyond the
-maximum every further attempt doubles the wait.
+maximum every further attempt doubles the wait. Failures of the last hour are counted by minute, for
+operators, and so is what browsers report about the console's pages.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 from redis.asyncio import Redis
@@ -19,6 +22,7 @@ from gateway.sql.outages import QUEUE_OUTAGE
 log = logging.getLogger(__name__)
 
 WINDOW_S: Final = 600
+HOUR_S: Final = 3600
 NETWORK_MAX: Final = 10
 """Attempts from one network in a window."""
 FAILURES_MAX: Final = 300
@@ -28,8 +32,48 @@ WAIT_MAX_S: Final = 900
 NAMES_MAX: Final = 10_000
 
 
+class LastHour:
+    """Counts something by label over the last 60 minutes, in Redis."""
+
+    def __init__(self, redis: Redis, name: str) -> None:
+        self._redis = redis
+        self._name = name
+
+    async def add(self, label: str) -> None:
+        """Count one, best effort."""
+        key = self._key(int(time.time() // 60))
+        with contextlib.suppress(*QUEUE_OUTAGE):
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.hincrby(key, label, 1)
+                pipe.expire(key, HOUR_S + 60)
+                await pipe.execute()
+
+    async def read(self) -> Mapping[str, int] | None:
+        """Return the counts of the last hour by label; None if Redis does not answer."""
+        minute = int(time.time() // 60)
+        found: Counter[str] = Counter()
+        try:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for before in range(HOUR_S // 60):
+                    pipe.hgetall(self._key(minute - before))
+                for counts in await pipe.execute():
+                    for label, count in counts.items():
+                        text = label.decode() if isinstance(label, bytes) else str(label)
+                        found[text] += int(count)
+        except QUEUE_OUTAGE:
+            return None
+        return found
+
+    def _key(self, minute: int) -> str:
+        return f"{self._name}:{minute}"
+
+
 class Attempts:
     def __init__(self, redis: Redis, *, namespace: str) -> None:
+        self.failures = LastHour(redis, f"{namespace}:entrance:hour")
+        """Failures to enter, by method."""
+        self.reports = LastHour(redis, f"{namespace}:reports:hour")
+        """Violations of the console's policy that browsers reported, by directive."""
         self._redis = redis
         self._namespace = namespace
         self._here: dict[str, tuple[int, float]] = {}
@@ -52,8 +96,9 @@ class Attempts:
         """Do not count an attempt that succeeded: many people can share a network."""
         await self._count(network, -1)
 
-    async def failed(self) -> None:
+    async def failed(self, method: str) -> None:
         await self._count("failures", 1)
+        await self.failures.add(method)
 
     def may_record(self, session_id: int, most: int) -> bool:
         """Count a refusal within a session. False if there were more in this minute."""

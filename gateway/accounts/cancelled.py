@@ -61,6 +61,12 @@ class CancelledTime:
             details={"limit": most_s, "unit": "cancelled_seconds_per_hour"},
         )
 
+    async def used_s(self, account_id: int) -> int:
+        """Return what an account has cancelled within the last hour, in seconds. Raise if the
+        server does not answer."""
+        _, _, used_ms, *_ = await self._run(account_id, amount_ms=0)
+        return int(used_ms) // 1000
+
     async def count(self, cancelled_us: Mapping[int, int]) -> None:
         """Add cancelled device time, by account."""
         parts = [

@@ -85,6 +85,8 @@ class KeyInfo:
     """The member whose key it is."""
     member_role: MemberRole | None = None
     """The member's role; None if it is nobody's, and restricted by its scopes only."""
+    keeps_inputs: bool = False
+    """Whether its account keeps what is sent with requests."""
     limits: tuple[Limit, ...] = ()
     """All limits that can cover its requests; read by ``authenticate`` only."""
 
@@ -354,7 +356,7 @@ def _console_hash(account_id: int, pepper: bytes) -> bytes:
     return hashlib.sha256(hash_secret(f"console {account_id}", pepper)).digest()
 
 
-_KEYS: Final = select(keys, accounts.c.name.label("account")).join(
+_KEYS: Final = select(keys, accounts.c.name.label("account"), accounts.c.keep_inputs).join(
     accounts, accounts.c.id == keys.c.account_id
 )
 _WITH_LIMITS: Final = (
@@ -413,4 +415,5 @@ def _info(row: RowMapping) -> KeyInfo:
         role=row["role"],
         user_id=row["user_id"],
         member_role=row["member_role"],
+        keeps_inputs=row["keep_inputs"],
     )

@@ -106,6 +106,17 @@ def wanted(limits: Iterable[Limit], key_id: int, model: str, *, tokens: int) -> 
     )
 
 
+def rates_of(limits: Iterable[Limit]) -> tuple[Rate, ...]:
+    """Return every rate of some limits, of which nothing is to be counted."""
+    units: tuple[Unit, ...] = ("requests", "tokens")
+    return tuple(
+        Rate(limit, unit, per_minute, 0)
+        for limit in limits
+        for unit in units
+        if (per_minute := limit.per_minute(unit)) is not None
+    )
+
+
 class Rates:
     def __init__(self, redis: Redis, *, namespace: str, window_s: int = WINDOW_S) -> None:
         text = importlib.resources.files("gateway.accounts").joinpath("rates.lua").read_text()

@@ -113,6 +113,8 @@ class Choices(TypedDict, total=False):
     account_id: int | None
     zone: str | None
     theme: Theme
+    hidden: str
+    """Columns that lists of requests leave out, separated by commas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ class Session:
     account: str | None
     zone: str
     theme: Theme
+    hidden: str
     pending: PendingForm | None
 
 
@@ -376,11 +379,19 @@ def _identity(connection: Connection, row: RowMapping, now: datetime) -> Identit
 
 
 def _choices(connection: Connection, identity: Identity) -> Mapping[str, Any]:
-    """Return what the visitor has chosen in the newest session before."""
-    choices = select(sessions.c.account_id, sessions.c.zone, sessions.c.theme)
+    """Return what the visitor has chosen in the newest session before.
+
+    A person's first session begins with the account that it is a member of, if the installation
+    has no other.
+    """
+    choices = select(sessions.c.account_id, sessions.c.zone, sessions.c.theme, sessions.c.hidden)
     query = choices.where(of_visitor(identity))
     found = connection.execute(query.order_by(sessions.c.id.desc()).limit(1)).mappings().first()
-    return dict(found or {})
+    if found is not None:
+        return dict(found)
+    own = list(identity.memberships) if identity.user_id is not None else []
+    customers = select(accounts.c.id).where(accounts.c.kind == "customer").limit(2)
+    return {"account_id": own[0]} if own and connection.scalars(customers).all() == own else {}
 
 
 def _session(connection: Connection, row: RowMapping, identity: Identity) -> Session:
@@ -400,6 +411,7 @@ def _session(connection: Connection, row: RowMapping, identity: Identity) -> Ses
         account=account,
         zone=row["zone"] or zone,
         theme=row["theme"],
+        hidden=row["hidden"],
         pending=_pending(row["pending"]),
     )
 

@@ -19,7 +19,20 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
-from sqlalchemy import JSON, Column, Connection, Select, String, Table, cast, func, select, tuple_
+from sqlalchemy import (
+    JSON,
+    Column,
+    ColumnElement,
+    Connection,
+    Select,
+    String,
+    Table,
+    cast,
+    exists,
+    func,
+    select,
+    tuple_,
+)
 
 from gateway.archive.manifest import ArchiveFile, Manifest, Name, Sum
 from gateway.archive.seal import SealDigest, sealed_columns
@@ -28,6 +41,7 @@ from gateway.ledger.periods import span_of
 from gateway.sql.arrow import read_table
 from gateway.sql.database import microseconds
 from gateway.tables.core import receipts, transfers
+from gateway.tables.settlement_time import booked_in, receipt_ids_of, settled_in
 from gateway.tables.workflows import receipt_steps
 from workers.contract.blobs import BlobError, BlobMissing, Blobs
 
@@ -101,12 +115,7 @@ def read_page(
     """Read the rows of a month after a key from the database; None if there are none."""
     table, order = TABLES[name], _order(name)
     query: Select[Any] = select(*map(_stored, table.c))
-    source: Any = table
-    moment = transfers.c.booked_at if table is transfers else receipts.c.settled_at
-    if table is receipt_steps:
-        source = table.join(receipts, receipts.c.request_id == table.c.request_id)
-    span = span_of(month)
-    query = query.select_from(source).where(moment >= span.starts_at, moment < span.ends_at)
+    query = query.where(*_of_month(connection, table, month))
     if after is not None:
         query = query.where(order[0] > after[0] if len(order) == 1 else tuple_(*order) > after)
     page = read_table(connection, query.order_by(*order).limit(rows))
@@ -275,21 +284,31 @@ class Size:
 
 def estimate(connection: Connection, month: str) -> Size:
     """Count the rows of a month, and estimate the bytes of its files from the first of them."""
-    span, counts, size = span_of(month), {}, 0
+    counts, size = {}, 0
     for name, table in TABLES.items():
-        moment = transfers.c.booked_at if table is transfers else receipts.c.settled_at
-        source: Any = table
-        if table is receipt_steps:
-            source = table.join(receipts, receipts.c.request_id == table.c.request_id)
-        counted = select(func.count()).select_from(source)
+        counted = select(func.count()).select_from(table)
         counts[name] = connection.execute(
-            counted.where(moment >= span.starts_at, moment < span.ends_at)
+            counted.where(*_of_month(connection, table, month))
         ).scalar_one()
         page = read_page(connection, month, name, None, PAGE_ROWS)
         if page is not None:
             data, file = write_file("", name, [page])
             size += len(data) * counts[name] // file.rows
     return Size(counts["receipts"], counts["receipt_steps"], counts["transfers"], size)
+
+
+def _of_month(connection: Connection, table: Table, month: str) -> list[ColumnElement[bool]]:
+    """Return SQL conditions for the rows of a month, which is read in the order of its keys."""
+    span = span_of(month)
+    if table is transfers:
+        return booked_in(connection, span)
+    if table is receipts:
+        return settled_in(connection, span)
+    of_step = receipts.c.request_id == table.c.request_id
+    return [
+        exists().where(of_step, *settled_in(connection, span)),
+        *receipt_ids_of(connection, span, table.c.request_id),
+    ]
 
 
 def chunks(rows: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:

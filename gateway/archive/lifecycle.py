@@ -22,9 +22,10 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-from sqlalchemy import Connection, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 from sqlalchemy.exc import OperationalError
 
+from gateway.archive.bounds import learn_bounds
 from gateway.archive.bring_back import Rows, bring_back
 from gateway.archive.files import (
     FILE_PAGES,
@@ -42,13 +43,14 @@ from gateway.archive.files import (
 )
 from gateway.archive.manifest import ArchiveFile, Manifest, Name
 from gateway.archive.marks import Archive, find_archive, list_archives
+from gateway.archive.obstacle import obstacle
 from gateway.archive.remove import BATCH, Place, accounts_with_receipts, remove_batch
 from gateway.archive.seal import seal_of_month
 from gateway.audit_log import Act, Author, record
 from gateway.checks.months import month_of
 from gateway.failpoints import reach
 from gateway.leases import Lease
-from gateway.ledger.periods import is_month, span_of, utc_now
+from gateway.ledger.periods import span_of, utc_now
 from gateway.pricing import format_usd
 from gateway.sql.database import Database
 from gateway.sql.partitions import (
@@ -64,8 +66,8 @@ from gateway.tables.archives import (
     archived_windows,
     archives,
 )
-from gateway.tables.core import accounts, periods, receipts, transfers, usage_hours
-from gateway.tables.invoices import invoices
+from gateway.tables.core import periods
+from gateway.tables.settlement_time import month_bounds
 from workers.contract.blobs import BlobError, Blobs
 
 LEASE_S: Final = 60.0
@@ -99,13 +101,17 @@ class Archiver:
         *,
         metadata_expires: bool = False,
         sizes: Sizes = SIZES,
+        progress: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """``metadata_expires``: metadata has a retention, so none of it goes into files."""
+        """``metadata_expires``: metadata has a retention, so none of it goes into files.
+        ``progress`` is called with the number of rows written, read, removed or put back so far."""
         self._metadata_expires = metadata_expires
         self._database = database
         self._blobs = blobs
         self._author = author
         self._sizes = sizes
+        self._progress = progress
+        self._rows = 0
         self._lease = Lease(database, "archive", held_s=LEASE_S)
         self._is_alone = False
 
@@ -118,6 +124,7 @@ class Archiver:
         async with self._alone():
             found = await self._database.write(self._begin(month))
             reach("archive_begun")
+            await asyncio.to_thread(learn_bounds, self._database, month)
             if found.state == "writing":
                 manifest = await self._write(found)
                 reach("archive_written")
@@ -209,6 +216,7 @@ class Archiver:
                 page = await self._page(archive.month, name, after, self._sizes.page)
                 if page is not None:
                     totals.add(name, page)
+                    self._did(page.num_rows)
                     pages.append(page)
                     after = key_of(name, page)
                 if pages and (page is None or len(pages) == self._sizes.pages):
@@ -262,6 +270,7 @@ class Archiver:
                 raise ArchiveDamaged(str(error)) from error
             for group in groups:
                 totals.add(file.table, group)
+                self._did(group.num_rows)
                 if compare is not None:
                     await compare(file.table, group)
             await self._still_alone()
@@ -283,6 +292,7 @@ class Archiver:
             place: Place | None = Place(account_id)
             while place is not None:
                 place = await self._remove_batch(month, place)
+                self._did(self._sizes.batch)
                 await self._still_alone()
                 reach("archive_batch")
 
@@ -313,8 +323,13 @@ class Archiver:
 
     async def _bring_back(self, rows: Rows) -> None:
         await self._database.slow_write(lambda connection: bring_back(connection, rows))
+        self._did(len(rows.receipts) + len(rows.transfers))
         await self._still_alone()
         reach("restore_batch")
+
+    def _did(self, rows: int) -> None:
+        self._rows += rows
+        self._progress(self._rows)
 
     async def _find(self, month: str) -> Archive:
         found = await self._database.read(lambda connection: find_archive(connection, month))
@@ -381,54 +396,6 @@ class Archiver:
             raise CannotArchive("another command archives or restores since this one was paused")
 
 
-def obstacle(connection: Connection, month: str, *, metadata_expires: bool) -> str | None:
-    """Return why a month cannot be archived, or None if it can."""
-    if not is_month(month):
-        return f"{month!r} is not a month; use YYYY-MM, such as 2026-11"
-    span = span_of(month)
-    state = connection.execute(select(periods.c.state).where(periods.c.month == month)).scalar()
-    if state != "closed":
-        return f"{month} is not closed; run: tollgate period close {month}"
-    built = connection.execute(select(func.max(usage_hours.c.hour))).scalar()
-    if built is None or built < span.ends_at - timedelta(hours=1):
-        return f"the hourly sums of {month} are not complete; a running gateway builds them"
-    moved = or_(transfers.c.from_account == accounts.c.id, transfers.c.to_account == accounts.c.id)
-    invoiced = select(invoices.c.id).where(
-        invoices.c.account_id == accounts.c.id,
-        invoices.c.month == month,
-        invoices.c.kind == "invoice",
-    )
-    tagged = select(receipts.c.request_id).where(
-        receipts.c.settled_at >= span.starts_at,
-        receipts.c.settled_at < span.ends_at,
-        receipts.c["metadata"].is_not(None),
-    )
-    if metadata_expires and connection.execute(tagged.limit(1)).first() is not None:
-        return (
-            f"requests of {month} still have metadata, whose retention could not be kept in files; "
-            "archive it when the retention has cleared them: tollgate retention show"
-        )
-    without = connection.execute(
-        select(accounts.c.name)
-        .where(
-            accounts.c.kind == "customer",
-            select(transfers.c.id)
-            .where(
-                moved, transfers.c.booked_at >= span.starts_at, transfers.c.booked_at < span.ends_at
-            )
-            .exists(),
-            ~invoiced.exists(),
-        )
-        .limit(1)
-    ).scalar()
-    if without is not None:
-        return (
-            f"{without} has no invoice of {month}, because its close was interrupted; "
-            f"run: tollgate period close {month}"
-        )
-    return None
-
-
 def _begin(connection: Connection, month: str, metadata_expires: bool) -> Archive:
     """Return the archive to continue, or begin a new one."""
     found = find_archive(connection, month, lock=True)
@@ -455,6 +422,9 @@ def _begin(connection: Connection, month: str, metadata_expires: bool) -> Archiv
 
 
 def _set_state(connection: Connection, month: str, state: str) -> None:
+    if state == "removing":
+        # SQLite numbers new transfers after the largest id that is left.
+        connection.execute(update(month_bounds).values(later_transfer_id=0))
     connection.execute(
         update(archives)
         .where(archives.c.month == month, archives.c.state != state)

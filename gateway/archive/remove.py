@@ -21,6 +21,7 @@ from sqlalchemy import (
     Select,
     delete,
     exists,
+    func,
     insert,
     or_,
     select,
@@ -30,6 +31,7 @@ from sqlalchemy import (
 from gateway.archive.marks import Archive, find_archive
 from gateway.ledger.periods import utc_now
 from gateway.sql.database import upsert
+from gateway.sql.partitions import is_partitioned
 from gateway.tables.archives import (
     archived_charges,
     archived_spending,
@@ -45,6 +47,7 @@ from gateway.tables.core import (
     transfers,
 )
 from gateway.tables.files import media
+from gateway.tables.settlement_time import booked_in, settled_in, settled_within
 from gateway.tables.webhooks import webhook_deliveries
 from gateway.tables.workflows import receipt_steps
 
@@ -63,11 +66,8 @@ class Place:
 
 def accounts_with_receipts(connection: Connection, archive: Archive) -> list[int]:
     """List the accounts that have receipts of the month in the database."""
-    span = archive.span
     settled = select(receipts.c.request_id).where(
-        receipts.c.account_id == accounts.c.id,
-        receipts.c.settled_at >= span.starts_at,
-        receipts.c.settled_at < span.ends_at,
+        receipts.c.account_id == accounts.c.id, *settled_within(connection, *archive.span)
     )
     return list(
         connection.execute(
@@ -84,18 +84,18 @@ def remove_batch(connection: Connection, month: str, place: Place, batch: int) -
     archive = find_archive(connection, month, lock=True)
     if archive is None or archive.state != "removing":
         raise LookupError(f"the archive of {month} is not removing")
-    found = connection.execute(_charges(archive, place, batch)).all()
+    found = connection.execute(_charges(connection, archive, place, batch)).all()
     if found:
         # Refunds lock their receipt: whoever waits for the other sees what the other did.
         ids = [charge.id for charge in found]
         locked = select(receipts.c.request_id).where(receipts.c.transfer_id.in_(ids))
         connection.execute(locked.with_for_update()).all()
-        charges = connection.execute(_charges(archive, place, batch)).all()
+        charges = connection.execute(_charges(connection, archive, place, batch)).all()
         charges = [charge for charge in charges if charge.id in ids]
         if charges:
             _remove_charges(connection, archive, place.account_id, charges)
         return Place(place.account_id, found[-1].id, place.request_id)
-    free = list(connection.execute(_uncharged(archive, place, batch)).scalars())
+    free = list(connection.execute(_uncharged(connection, archive, place, batch)).scalars())
     if not free:
         return None
     connection.execute(delete(receipt_steps).where(receipt_steps.c.request_id.in_(free)))
@@ -158,8 +158,11 @@ def add_spending(
             connection.execute(insert(table).values(month=month, **values))
 
 
-def _charges(archive: Archive, place: Place, batch: int) -> Select[Any]:
-    span = archive.span
+def _charges(connection: Connection, archive: Archive, place: Place, batch: int) -> Select[Any]:
+    """Select the next charges of an account that can be removed. On SQLite the newest transfer of
+    all stays, because new ones are numbered after the largest id that is left."""
+    newest = transfers.alias()
+    last = select(func.max(newest.c.id)).scalar_subquery()
     carried = (
         (archived_charges.c.account_id == place.account_id)
         & (archived_charges.c.first_version <= transfers.c.account_version)
@@ -172,26 +175,25 @@ def _charges(archive: Archive, place: Place, batch: int) -> Select[Any]:
             transfers.c.to_account == SYSTEM_ACCOUNTS["revenue"],
             transfers.c.kind == "charge",
             transfers.c.id > place.transfer_id,
-            transfers.c.booked_at >= span.starts_at,
-            transfers.c.booked_at < span.ends_at,
+            *booked_in(connection, archive.span),
             ~exists().where(receipts.c.transfer_id == transfers.c.id, _is_in_use()),
             # It was removed before, and came back for a refund.
             ~exists().where(carried),
+            *([] if is_partitioned(connection) else [transfers.c.id < last]),
         )
         .order_by(transfers.c.id)
         .limit(batch)
     )
 
 
-def _uncharged(archive: Archive, place: Place, batch: int) -> Select[Any]:
-    span = archive.span
+def _uncharged(connection: Connection, archive: Archive, place: Place, batch: int) -> Select[Any]:
     return (
         select(receipts.c.request_id)
         .where(
             receipts.c.account_id == place.account_id,
-            receipts.c.settled_at >= span.starts_at,
-            receipts.c.settled_at < span.ends_at,
-            receipts.c.transfer_id.is_(None),
+            *settled_in(connection, archive.span),
+            # Spelled so that the index of transfers, which has another order, is not used.
+            (receipts.c.transfer_id + 0).is_(None),
             receipts.c.request_id > place.request_id,
             ~_is_in_use(),
         )

@@ -6,16 +6,21 @@ The same rows give the same digest, whether they are read from the database or f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Column, ColumnElement, Connection, Table, select
+from sqlalchemy import Column, ColumnElement, Connection, Row, Table, func, select
 
 from gateway.ledger.periods import span_of
 from gateway.sql.database import microseconds
+from gateway.sql.partitions import is_partitioned
 from gateway.tables.core import receipts, transfers
-from gateway.tables.settlement_time import settled_within
+from gateway.tables.settlement_time import receipt_ids_of, transfer_ids_of
+
+PAGE: Final = 5000
+"""Rows of one snapshot."""
 
 _NOT_SEALED: Final = (
     *("metadata", "timings", "error", "windows", "attributes"),
@@ -56,12 +61,45 @@ class SealDigest:
 def seal_of_month(connection: Connection, month: str) -> str:
     """Compute the digest of all receipts and transfers of a month that is in the database."""
     digest = SealDigest()
-    span = span_of(month)
-    booked_at = transfers.c.booked_at
-    for table, conditions, order in (
-        (receipts, settled_within(connection, *span), receipts.c.request_id),
-        (transfers, [booked_at >= span.starts_at, booked_at < span.ends_at], transfers.c.id),
-    ):
-        query = select(*digest_columns(table)).where(*conditions).order_by(order)
-        digest.add(connection.execute(query, execution_options={"yield_per": 5000}))
+    for table in (receipts, transfers):
+        for rows in month_pages(lambda: nullcontext(connection), table, month):
+            digest.add(rows)
     return digest.sha256
+
+
+def month_pages(
+    open: Callable[[], AbstractContextManager[Connection]],
+    table: Table,
+    month: str,
+    columns: Sequence[ColumnElement[Any]] | None = None,
+    *,
+    page: int = PAGE,
+    bounded: bool = True,
+) -> Iterator[Sequence[Row[Any]]]:
+    """Read the receipts that were settled in a month, or the transfers that were booked in it, in
+    pages by their id, each on a separate snapshot.
+
+    A page is one of ids, some of which can be of other months. Unless ``bounded``, SQLite reads all
+    ids, so that a row is found whatever its id.
+    """
+    span, selected = span_of(month), digest_columns(table) if columns is None else columns
+    id: Column[Any] = receipts.c.request_id if table is receipts else transfers.c.id
+    moment = receipts.c.settled_at if table is receipts else transfers.c.booked_at
+    of_month = receipt_ids_of if table is receipts else transfer_ids_of
+    after: Any = "" if table is receipts else 0
+    count = page
+    while count == page:
+        with open() as connection:
+            ids = of_month(connection, span) if bounded or is_partitioned(connection) else []
+            candidates = select(id.label("id")).where(id > after, *ids).order_by(id).limit(page)
+            found = candidates.subquery()
+            count, last = connection.execute(select(func.count(), func.max(found.c.id))).one()
+            rows: Sequence[Row[Any]] = []
+            if count:
+                query = select(*selected).where(
+                    id > after, id <= last, moment >= span.starts_at, moment < span.ends_at, *ids
+                )
+                rows = connection.execute(query.order_by(id)).all()
+        after = last
+        if rows:
+            yield rows

@@ -32,6 +32,8 @@ class CheckReport:
     total: int
     model: str | None
     mistakes: Sequence[Mapping[str, Any]]
+    most_nanos: int = 0
+    """Sum of the quotes of the lines without errors: the most that they can cost."""
 
 
 class Check:
@@ -45,6 +47,7 @@ class Check:
         self._body_bytes_max = endpoint.body_bytes_max(settings)
         self._custom_ids: set[str] = set()
         self._models: set[str] = set()
+        self._most_nanos = 0
 
     async def file(self, copy: IO[bytes], stopping: asyncio.Event) -> CheckReport:
         """Check a file until its end, ``ERRORS_MAX`` errors, or ``stopping``.
@@ -64,7 +67,7 @@ class Check:
         if not total:
             mistakes = [mistake(None, "empty_file", "The input file has no requests.")]
         model = min(self._models) if len(self._models) == 1 else None
-        return CheckReport(total, model, mistakes[:ERRORS_MAX])
+        return CheckReport(total, model, mistakes[:ERRORS_MAX], self._most_nanos)
 
     def _mistakes(self, page: list[BatchLine]) -> list[Mapping[str, Any]]:
         found = []
@@ -96,6 +99,7 @@ class Check:
             rename(error, self._endpoint.names)
             raise within_body(error) from None
         self._models.add(quoted.entry.name)
+        self._most_nanos += quoted.bill.total_nanos
 
 
 async def lines_of(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import IO, Annotated, Any, Final, Literal
 
 import msgspec
@@ -161,7 +161,7 @@ def completed_result(
         rename(error, endpoint.names)
         return refused_result(batch_id, line, error, closed=closed)
     # Without the batch's metadata, which the live endpoint would not return.
-    as_submitted = replace(closed, metadata=body.get("metadata") or {})
+    as_submitted = msgspec.structs.replace(closed, metadata=body.get("metadata") or {})
     return LineResult(
         number,
         succeeded=True,

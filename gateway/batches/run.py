@@ -171,7 +171,12 @@ class Run:
         now = datetime.now(UTC)
         return await self._write(
             lambda connection: store.begin(
-                connection, self._batch, total=checked.total, model=checked.model, now=now
+                connection,
+                self._batch,
+                total=checked.total,
+                model=checked.model,
+                most_nanos=checked.most_nanos,
+                now=now,
             )
         )
 

@@ -52,6 +52,11 @@ class Runner:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._news = asyncio.Event()
 
+    @property
+    def running(self) -> int:
+        """Number of batches that this process runs."""
+        return len(self._running)
+
     def wake(self) -> None:
         """Look for batches immediately."""
         self._news.set()

@@ -73,6 +73,7 @@ class Batch:
     cached_input_tokens: int
     output_tokens: int
     cost_nanos: int
+    most_nanos: int | None
     errors: Sequence[Mapping[str, Any]] | None
     ending: Status | None
     output_file_id: str | None
@@ -314,18 +315,21 @@ def release(connection: Connection, batch: Batch) -> None:
 
 
 def begin(
-    connection: Connection, batch: Batch, *, total: int, model: str | None, now: datetime
+    connection: Connection,
+    batch: Batch,
+    *,
+    total: int,
+    model: str | None,
+    most_nanos: int | None,
+    now: datetime,
 ) -> Status:
     """Record that the file is valid; return the status, which is not ``in_progress`` if the batch
     was cancelled meanwhile."""
     status: Status = _lock(connection, batch)["status"]
     if status != "validating":
         return status
-    _change(
-        connection,
-        batch,
-        {"status": "in_progress", "total": total, "model": model, "in_progress_at": now},
-    )
+    checked = {"total": total, "model": model, "most_nanos": most_nanos}
+    _change(connection, batch, {"status": "in_progress", "in_progress_at": now, **checked})
     return "in_progress"
 
 

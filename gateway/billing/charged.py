@@ -5,10 +5,10 @@ A request of an archived month is read from the files only, also if it is still 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from sqlalchemy import ColumnElement, RowMapping, Select, select
 
@@ -24,6 +24,11 @@ COLUMNS: Final = (
     "request_id", "account_id", "model", "service_class", "accepted_at", "charge_nanos",
     "attributes", *UNITS,
 )  # fmt: skip
+NOTED: Final = 1000
+"""Requests after which progress is noted."""
+
+NoteProgress: TypeAlias = Callable[[int, int], None]
+"""Is told how many of how many requests have been read; what it raises ends the reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +83,17 @@ def archived_charged(
             wanted = pc.and_(wanted, pc.equal(page[name], value))
     for row in page.filter(wanted).to_pylist():
         yield read_charged(as_read(row, receipts))
+
+
+def noted(
+    requests: Iterable[ChargedRequest], expected: int, progress: NoteProgress
+) -> Iterator[ChargedRequest]:
+    """Yield requests, and note how many of those expected have been read."""
+    done = 0
+    progress(done, expected)
+    for each in requests:
+        yield each
+        done += 1
+        if done % NOTED == 0:
+            progress(done, expected)
+    progress(done, expected)

@@ -11,12 +11,19 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from gateway.accounts.locks import lock_accounts, lock_organisations
 from gateway.archive.bring_back import Rows
 from gateway.archive.marks import Archive, accepted_archives, archive_changed, refuse_archived
-from gateway.billing.charged import ChargedRequest, read_charged, stored_charged
+from gateway.billing.charged import (
+    NOTED,
+    ChargedRequest,
+    NoteProgress,
+    noted,
+    read_charged,
+    stored_charged,
+)
 from gateway.checks.entered import REFERENCE_MAX, check_text
 from gateway.ledger.discounts import Discounts, class_price, read_discounts
 from gateway.ledger.periods import booking_time
@@ -63,6 +70,7 @@ def plan(
     ends_at: datetime,
     account_id: int | None = None,
     archived: ArchivedCorrections | None = None,
+    progress: NoteProgress | None = None,
 ) -> list[Correction]:
     """Find requests accepted in a span that were charged more than the right price.
 
@@ -83,8 +91,13 @@ def plan(
     ]
     if account_id is not None:
         conditions.append(receipts.c.account_id == account_id)
-    rows = connection.execute(stored_charged(archives, *conditions)).mappings()
-    found = list(overpaid(map(read_charged, rows), price, read_discounts(connection)))
+    query = stored_charged(archives, *conditions)
+    rows = connection.execute(query, execution_options={"yield_per": NOTED}).mappings()
+    requests: Iterator[ChargedRequest] = map(read_charged, rows)
+    if progress is not None:
+        counted = select(func.count()).select_from(query.subquery())
+        requests = noted(requests, connection.execute(counted).scalar_one(), progress)
+    found = list(overpaid(requests, price, read_discounts(connection)))
     if archived is not None:
         found += archived.overpaid
     return sorted(_less_refunds(connection, found), key=lambda each: each.request_id)

@@ -31,4 +31,6 @@ def charged_lines(
     for line in itemized(connection, row["request_id"], price, usage, prices, steps):
         amount = min(line.amount_nanos, left)
         left -= amount
-        yield msgspec.structs.replace(line, amount_nanos=amount)
+        if amount < line.amount_nanos:
+            line = msgspec.structs.replace(line, amount_nanos=amount)
+        yield line

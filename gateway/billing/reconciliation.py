@@ -30,7 +30,8 @@ from gateway.payments.payments import compare_payments
 from gateway.payments.provider import PaymentProvider, ProviderFailed
 from gateway.sql.database import Database
 from gateway.sql.outages import OUTAGE
-from gateway.tables.core import receipts, reconciliations
+from gateway.tables.core import receipts
+from gateway.tables.proofs import reconciliations
 
 PAYMENTS_WITHIN: Final = timedelta(days=35)
 KEPT: Final = 400

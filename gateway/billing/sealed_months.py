@@ -1,8 +1,9 @@
-"""R10, R13: the hours and the closed months are as they were sealed.
+"""R10, R13: the hours, the days and the closed months are as they were sealed.
 
-The seal of each closed month is compared with its sealed hours. The rows of a month are compared
-with its seal in turn: those of the month that was read the longest ago, and of months that differed
-when they were last read. They are read in pages; the digest goes on from page to page.
+Each day is compared with its seal and with its hours. The seal of each closed month is compared
+with its sealed hours. The rows of a month are compared with its seal in turn: those of the month
+that was read the longest ago, and of months that differed when they were last read. They are read
+in pages; the digest goes on from page to page.
 """
 
 from __future__ import annotations
@@ -10,28 +11,33 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from datetime import UTC, datetime
+from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Connection, Table, func, select
+from sqlalchemy import ColumnElement, Connection, Table, func, select
 
+from gateway.archive.bounds import learn
 from gateway.archive.marks import REMOVED, Archive, find_archive, list_archives
-from gateway.archive.seal import SealDigest, digest_columns, sealed_columns
+from gateway.archive.seal import SealDigest, digest_columns, month_pages, sealed_columns
 from gateway.billing.statements.close import BillingPeriod, list_periods
+from gateway.billing.usage.days import (
+    DAY,
+    built_days,
+    day_seal,
+    floor_day,
+    stored_day,
+    summed_day,
+)
 from gateway.billing.usage.rollups import HOUR, Seal, seal_of, seals
 from gateway.checks.moments import EPOCH
-from gateway.ledger.periods import MonthSpan, is_month, span_of
+from gateway.ledger.periods import is_month, span_of
 from gateway.ledger.proof.accounts import Proof
 from gateway.ledger.proof.findings import Finding
 from gateway.pricing import format_usd
 from gateway.sql.database import exact_sum, upsert
-from gateway.sql.partitions import is_partitioned
 from gateway.tables.archives import archived_charges
 from gateway.tables.core import receipts, refunds, transfers, usage_hours
 from gateway.tables.proofs import proven_months
-from gateway.tables.settlement_time import ids_within
-
-DAY: Final = timedelta(days=1)
 
 
 def prove_months(proof: Proof) -> Iterator[Finding]:
@@ -74,7 +80,7 @@ def prove_months(proof: Proof) -> Iterator[Finding]:
 
 def _prove_rows(proof: Proof, period: BillingPeriod) -> Iterator[Finding]:
     """R10, R13: compare the rows of a closed month with its seal, and with those of its hours."""
-    month = _Month(proof, span_of(period.month))
+    month = _Month(proof, period.month)
     findings = list(month.prove(period))
     if findings and _is_removed(proof, period.month):
         # It has been archived meanwhile: its files are compared with its seal.
@@ -108,9 +114,12 @@ class _Sums:
 class _Month:
     """The rows of a month, in pages."""
 
-    def __init__(self, proof: Proof, span: MonthSpan) -> None:
+    def __init__(self, proof: Proof, month: str) -> None:
         self._proof = proof
-        self._span = span
+        self._month = month
+        self._span = span_of(month)
+        if proof.keep is not None:
+            learn(proof.snapshots.open, proof.keep, month)
 
     def prove(self, period: BillingPeriod) -> Iterator[Finding]:
         digest, hours = SealDigest(), defaultdict[datetime, _Sums](_Sums)
@@ -136,65 +145,42 @@ class _Month:
                     hours[booked_at.replace(minute=0, second=0, microsecond=0)].returned += nanos
                 sealed = seals(connection, start, until)
                 yield from _sealed_as_stored(connection, sealed)
+                yield from _day_is_its_hours(connection, start)
             for seal in sealed:
                 yield from _sealed_as_booked(seal, hours[seal.hour])
             start = until
 
     def receipts(self, columns: Sequence[ColumnElement[Any]]) -> Iterator[Sequence[Any]]:
         """Read the receipts that were settled in the month, by request id."""
-        return self._pages(receipts.c.request_id, receipts.c.settled_at, columns, "")
+        return self._pages(receipts, columns)
 
     def transfers(self, columns: Sequence[ColumnElement[Any]]) -> Iterator[Sequence[Any]]:
         """Read the transfers that were booked in the month, by id."""
-        return self._pages(transfers.c.id, transfers.c.booked_at, columns, 0)
+        return self._pages(transfers, columns)
 
     def _pages(
-        self,
-        id: Column[Any],
-        moment: Column[Any],
-        columns: Sequence[ColumnElement[Any]],
-        after: Any,
+        self, table: Table, columns: Sequence[ColumnElement[Any]]
     ) -> Iterator[Sequence[Any]]:
-        """Read rows in pages of ids, some of which can be of other months."""
-        size = self._proof.snapshots.page
-        within = (moment >= self._span.starts_at, moment < self._span.ends_at)
-        count = size
-        while count == size:
-            with self._proof.snapshots.open() as connection:
-                candidates = select(id.label("id")).where(id > after, *self._prune(connection, id))
-                page = candidates.order_by(id).limit(size).subquery()
-                count, last = connection.execute(select(func.count(), func.max(page.c.id))).one()
-                rows = []
-                if count:
-                    query = select(*columns).where(id > after, id <= last, *within)
-                    query = query.where(*self._prune(connection, id)).order_by(id)
-                    rows = list(connection.execute(query))
-            after = last
-            if rows:
-                yield rows
-
-    def _prune(self, connection: Connection, id: Column[Any]) -> list[ColumnElement[bool]]:
-        """Return the conditions by which PostgreSQL leaves out the partitions of other months."""
-        if id is receipts.c.request_id:
-            return ids_within(connection, *self._span)
-        booked_at = transfers.c.booked_at
-        if is_partitioned(connection):
-            return [booked_at >= self._span.starts_at, booked_at < self._span.ends_at]
-        return []
+        snapshots = self._proof.snapshots
+        return month_pages(
+            snapshots.open, table, self._month, columns,
+            page=snapshots.page, bounded=not self._proof.whole,
+        )  # fmt: skip
 
 
 def _hours_are_sealed(proof: Proof, since: datetime | None) -> Iterator[Finding]:
-    """R10: the stored rows of each hour match its seal."""
+    """R10: the stored rows of each hour and day match its seal, and days their hours."""
     with proof.snapshots.open() as connection:
         first, last = connection.execute(
             select(func.min(usage_hours.c.hour), func.max(usage_hours.c.hour))
         ).one()
     if first is None:
         return
-    start = first if since is None else max(first, since)
+    start = floor_day(first if since is None else max(first, since))
     while start <= last:
         with proof.snapshots.open() as connection:
             yield from _sealed_as_stored(connection, seals(connection, start, start + DAY))
+            yield from _day_is_its_hours(connection, start)
         start += DAY
 
 
@@ -202,6 +188,18 @@ def _sealed_as_stored(connection: Connection, sealed: Sequence[Seal]) -> Iterato
     for seal in sealed:
         if seal_of(connection, seal.hour) != seal:
             yield Finding("R10", _named(seal.hour), "does not match its seal")
+
+
+def _day_is_its_hours(connection: Connection, day: datetime) -> Iterator[Finding]:
+    seal, built = day_seal(connection, day), built_days(connection)
+    if built is None or not built[0] <= day < built[1]:
+        return
+    if seal is None:
+        yield Finding("R10", f"day {day:%Y-%m-%d}", "has no sums, although earlier and later have")
+    elif stored_day(connection, day) != seal:
+        yield Finding("R10", f"day {day:%Y-%m-%d}", "does not match its seal")
+    elif summed_day(connection, day) != seal:
+        yield Finding("R10", f"day {day:%Y-%m-%d}", "is not the sum of its hours")
 
 
 def _sealed_as_booked(seal: Seal, due: _Sums) -> Iterator[Finding]:
@@ -242,7 +240,7 @@ def _adds_up_to_its_seal(
     proof: Proof, period: BillingPeriod, archive: Archive
 ) -> Iterator[Finding]:
     """R13: what is left of an archived month and what was removed add up to its seal."""
-    subject, month = f"archive {period.month}", _Month(proof, span_of(period.month))
+    subject, month = f"archive {period.month}", _Month(proof, period.month)
     left = sum(len(rows) for rows in month.receipts([receipts.c.request_id]))
     moved = charged = 0
     for rows in month.transfers([transfers.c.kind, transfers.c.amount_nanos]):

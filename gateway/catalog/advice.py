@@ -24,7 +24,9 @@ def findings(entry: CatalogEntry) -> Iterator[Finding]:
 def _vocabulary_findings(entry: CatalogEntry) -> Iterator[Finding]:
     if entry.vocabulary is None:
         return
-    if entry.workflow is not None or TASKS[entry.task].makes in ("text", "embedding"):
+    if entry.workflow is not None or TASKS[entry.task].makes in (
+        *("text", "embedding", "ranking", "transcript"),
+    ):
         message = "has no effect: only prompts of images, videos and audio are read by it"
         yield ("vocabulary",), message, "warning"
         return

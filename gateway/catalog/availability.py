@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.workflow import Workflow
-from workers.contract.streams import Announcement
+from workers.contract.announcements import Announcement
 
 NOT_SET_UP: Final = "it is not set up on this gateway"
 

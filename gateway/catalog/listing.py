@@ -25,7 +25,7 @@ from gateway.catalog.views import (
     WorkflowView,
 )
 from gateway.pricing import NANOS_PER_USD, Unbookable, Unit, discounted, format_usd
-from workers.contract.streams import Announcement
+from workers.contract.announcements import Announcement
 
 PROVIDER: Final = "tollgate"
 """The only provider; OpenRouter lists several."""
@@ -113,6 +113,10 @@ def _fixed_view(entry: CatalogEntry) -> EntryView:
         },
         "schedulers": list(entry.schedulers),
         "resolutions": list(entry.resolutions),
+        "adapters": {
+            name: {"scale": one.scale, "scale_max": one.scale_max}
+            for name, one in entry.known_adapters.items()
+        },
         "voices": list(entry.known_voices),
         "languages": list(entry.known_languages),
         "good_for": list(entry.good_for),
@@ -138,9 +142,11 @@ def examples_of(entry: CatalogEntry) -> list[dict[str, Any]]:
     return [contract.example] if contract is not None else []
 
 
-def order_view(entry: CatalogEntry, task: Task) -> TypicalOrderView:
-    """Return the order that ``typical_price`` is for."""
-    usage = typical_usage(entry, task)
+def order_view(
+    entry: CatalogEntry, task: Task, sizes: Mapping[str, int] | None = None
+) -> TypicalOrderView:
+    """Return the order that ``typical_price`` is for, or one of other sizes."""
+    usage = typical_usage(entry, task, sizes)
     quantities: Mapping[str, float] = {
         "input_tokens": usage.input_tokens,
         "output_tokens": usage.output_tokens,
@@ -245,6 +251,7 @@ def model_view(
         "links": {"details": f"/v1/catalog/{entry.name}"},
         "supported_parameters": list(_CHAT_PARAMETERS) if "text" in makes else [],
         "supported_voices": list(entry.known_voices) or None,
+        "supported_adapters": list(entry.known_adapters) or None,
         "default_parameters": entry.default_parameters.model_dump(exclude_none=True),
         "task": entry.task,
         "available": missing is None,
@@ -362,5 +369,6 @@ def _rate(line: PriceLine) -> Fraction:
 def modalities(entry: CatalogEntry) -> tuple[list[Modality], list[Modality]]:
     """Return the input and output modalities of an entry, over all its tasks."""
     kinds = [TASKS[task] for task in (entry.task, *entry.also)]
-    reads = dict.fromkeys(read for kind in kinds for read in kind.reads)
+    reads: dict[Modality, None] = dict.fromkeys(read for kind in kinds for read in kind.reads)
+    reads |= dict.fromkeys(entry.input)
     return list(reads), list(dict.fromkeys(kind.makes for kind in kinds))

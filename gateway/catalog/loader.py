@@ -80,12 +80,20 @@ _PATTERNS: Final[Mapping[str, str]] = {
 
 def load_catalog(path: Path) -> Catalog:
     """Read and check a catalog file. Raise ``CatalogError``, or ``OSError`` if it is unreadable."""
-    return _load(path)[0]
+    return read_catalog(path.read_bytes(), path)
 
 
-def _load(path: Path) -> tuple[Catalog, Document]:
+def read_catalog(content: bytes, path: Path) -> Catalog:
+    """Check what a catalog file contains, or is to contain. Raise ``CatalogError``.
+
+    ``path`` is where it is or will be: what it refers to is relative to it.
+    """
+    return _read(content, path)[0]
+
+
+def _read(content: bytes, path: Path) -> tuple[Catalog, Document]:
     try:
-        document = Document(path.read_bytes().decode())
+        document = Document(content.decode())
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise CatalogError(
@@ -128,13 +136,21 @@ def check(path: Path, inspect: Inspect | None = None) -> tuple[CatalogProblem, .
     ``inspect`` finds more in a catalog without mistakes.
     """
     try:
-        catalog, document = _load(path)
-        more = inspect(path, catalog) if inspect is not None else {}
-        return tuple(_advice(path, catalog, document, more))
-    except CatalogError as error:
-        return error.problems
+        return check_content(path.read_bytes(), path, inspect)[1]
     except OSError as error:
         return (CatalogProblem(str(path), 1, 1, "", f"cannot be read: {error.strerror}"),)
+
+
+def check_content(
+    content: bytes, path: Path, inspect: Inspect | None = None
+) -> tuple[Catalog | None, tuple[CatalogProblem, ...]]:
+    """Return a catalog, None if it cannot be loaded, and all of its problems."""
+    try:
+        catalog, document = _read(content, path)
+    except CatalogError as error:
+        return None, error.problems
+    more = inspect(path, catalog) if inspect is not None else {}
+    return catalog, tuple(_advice(path, catalog, document, more))
 
 
 def _advice(

@@ -78,12 +78,22 @@ def read_prices(path: Path) -> dict[str, Price]:
         return {entry.name: entry.selling_price for entry in catalog.models}
     found = {}
     for name, offer in (value["prices"] or {}).items():
-        # Without an entry, coverage cannot be checked; usage without a price is reported later.
         try:
-            found[str(name)] = Pricing.model_validate(offer).selling_price
-        except ValidationError as error:
-            raise InvalidPriceOverride(f"{path}: {name}: {_explained(error)}") from None
+            found[str(name)] = read_offer(str(name), offer)
+        except InvalidPriceOverride as error:
+            raise InvalidPriceOverride(f"{path}: {error}") from None
     return found
+
+
+def read_offer(name: str, offer: object) -> Price:
+    """Read a price without the entry of its model, so that it is not known what it has to cover.
+
+    Raise ``InvalidPriceOverride``.
+    """
+    try:
+        return Pricing.model_validate(offer).selling_price
+    except ValidationError as error:
+        raise InvalidPriceOverride(f"{name}: {_explained(error)}") from None
 
 
 def _explained(error: ValidationError) -> str:

@@ -6,13 +6,14 @@ price. All conflicts are reported, each with its place in the entry.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from gateway.catalog import workflow as chains
-from gateway.catalog.tasks import TASKS, Modality, Task
+from gateway.catalog.tasks import PICTURES, TASKS, Modality, Task, input_conflicts
 from gateway.pricing import (
     NANOS_MAX,
     Unbookable,
@@ -25,7 +26,7 @@ from gateway.pricing import (
 from workers.contract.jobs import Usage
 
 if TYPE_CHECKING:
-    from gateway.catalog.schema import CatalogEntry, PriceLine
+    from gateway.catalog.schema import CatalogEntry, PriceLine, Upstream
 
 Place: TypeAlias = tuple[str | int, ...]
 Conflict: TypeAlias = tuple[Place, str]
@@ -34,6 +35,8 @@ _SUFFICIENT_UNITS: Final[Mapping[Modality, tuple[tuple[Unit, ...], ...]]] = {
     # Units that must have a price, by the task's output; each group suffices.
     "text": (("request",), ("input_token", "output_token"), ("gpu_second",)),
     "embedding": (("request",), ("input_token",), ("gpu_second",)),
+    "ranking": (("request",), ("input_token",), ("gpu_second",)),
+    "transcript": (("request",), ("audio_second",), ("gpu_second",)),
     "image": (("request",), ("image",), ("step",), ("gpu_second",)),
     "video": (("request",), ("video_second",), ("step",), ("gpu_second",)),
     "audio": (("request",), ("audio_second",), ("character",), ("step",), ("gpu_second",)),
@@ -48,30 +51,21 @@ _BOUND: Final[Mapping[Unit, str]] = {
     "gpu_second": "gpu_seconds",
 }
 _VISUAL_LIMITS: Final = (
-    "sources",
-    "side",
-    "side_step",
-    "pixels",
-    "scale",
-    "characters",
-    "steps",
-    "guidance",
+    *("sources", "side", "side_step", "pixels"),
+    *("scale", "characters", "steps", "guidance"),
 )
 _LIMITS: Final[Mapping[Modality, tuple[str, ...]]] = {
-    "text": ("context_tokens", "output_tokens", "choices", "template_tokens"),
+    "text": ("context_tokens", "output_tokens", "choices", "template_tokens", *PICTURES),
     "embedding": ("context_tokens", "template_tokens", "inputs", "dimensions"),
+    "ranking": ("context_tokens", "template_tokens", "inputs"),
+    "transcript": ("seconds",),
     "image": ("images", *_VISUAL_LIMITS),
     "video": ("seconds", "fps", *_VISUAL_LIMITS),
     "audio": ("seconds", "characters", "steps"),
 }
 _SAMPLING: Final = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
 )
 _DEFAULTS: Final[Mapping[Modality, tuple[str, ...]]] = {
     "text": _SAMPLING,
@@ -79,6 +73,8 @@ _DEFAULTS: Final[Mapping[Modality, tuple[str, ...]]] = {
     "video": ("quality", "steps", "guidance", "scheduler", "seconds", "fps"),
     "audio": ("seconds",),
 }
+_PLAIN: Final = ("text", "embedding", "ranking", "transcript")
+"""Outputs without a size, quality or resolution."""
 _UNREPORTED: Final[Mapping[Unit, str]] = {"gpu_second": "GPU time", "step": "steps"}
 """Units that HTTP upstreams do not report, with their names in conflicts."""
 _QUANTITY_MAX: Final = 1_000_000_000
@@ -87,6 +83,8 @@ _WORKFLOW_UNITS: Final[Mapping[Modality, tuple[tuple[Unit, ...], ...]]] = {
     # Units that a workflow's own price may count; each group suffices. The steps bound them.
     "text": (("request",), ("input_token", "output_token")),
     "embedding": (("request",), ("input_token",)),
+    "ranking": (("request",), ("input_token",)),
+    "transcript": (("request",), ("audio_second",)),
     "image": (("request",), ("image",)),
     "video": (("request",), ("video_second",)),
     "audio": (("request",), ("audio_second",)),
@@ -96,6 +94,7 @@ BY_STEPS: Final = "steps"
 _NOT_OF_WORKFLOWS: Final = frozenset(
     {
         "also",
+        "input",
         "engine",
         "checkpoint",
         "options",
@@ -112,8 +111,8 @@ _NOT_OF_WORKFLOWS: Final = frozenset(
     }
 )
 _SAME: Final = (
-    *("limits", "sizes", "qualities", "schedulers", "resolutions"),
-    *("known_voices", "known_languages"),
+    *("input", "limits", "sizes", "qualities", "schedulers", "resolutions"),
+    *("known_adapters", "known_voices", "known_languages"),
 )
 """What an entry and its versions have in common, so that each can run every request."""
 _LIMITS_OF_ALL: Final = ("gpu_seconds", "timeout_s")
@@ -137,6 +136,7 @@ def conflicts(entry: CatalogEntry) -> Iterator[Conflict]:
     yield from _shares(entry)
     yield from _tasks(entry)
     yield from _limits(entry)
+    yield from input_conflicts(entry)
     yield from _defaults(entry)
     yield from _visual(entry)
     if entry.price:
@@ -220,6 +220,10 @@ def _workflow(entry: CatalogEntry) -> Iterator[Conflict]:
     yield from _conditions(entry.price)
 
 
+_ENGINE_TASKS: Final = frozenset(("text-embedding", "rerank", "speech-to-text"))
+"""Tasks for which no dialect of an upstream has a request."""
+
+
 def _route_details(entry: CatalogEntry) -> Iterator[Conflict]:
     if entry.engine not in (None, "echo") and entry.checkpoint is None:
         yield (), f"the engine {entry.engine} needs `checkpoint`, the directory of its weights"
@@ -227,15 +231,36 @@ def _route_details(entry: CatalogEntry) -> Iterator[Conflict]:
         return
     if entry.checkpoint is not None:
         yield ("checkpoint",), "only an engine loads a checkpoint, not an upstream"
-    if (entry.upstream.url is None) != bool(entry.upstream.endpoints):
+    for task in _ENGINE_TASKS.intersection(_all_tasks(entry)):
+        yield ("upstream",), f"no dialect of upstreams has the task {task}; run it by an `engine`"
+    if entry.upstream.command is not None:
+        yield from _command(entry.upstream)
+    elif (entry.upstream.url is None) != bool(entry.upstream.endpoints):
         yield ("upstream",), "give either `url` or `endpoints`, where the model is served"
+    elif entry.upstream.gpus or entry.upstream.environment:
+        yield ("upstream",), "`gpus` and `environment` are those of a `command`"
     if entry.upstream.endpoints and entry.upstream.dialect != "openai":
         yield ("upstream", "endpoints"), "only the dialect openai may have several endpoints"
     if entry.upstream.dialect == "gmi" and entry.upstream.credential is None:
+        yield ("upstream",), "the dialect gmi needs `credential`, the variable with its key"
+
+
+def _command(upstream: Upstream) -> Iterator[Conflict]:
+    """Find what does not fit a service that the worker itself starts."""
+    command = upstream.command or ""
+    if upstream.url is not None or upstream.endpoints:
         yield (
             ("upstream",),
-            "the dialect gmi needs `credential`, the name of the variable with its key",
+            "a `command` is called on its own port; leave out `url` and `endpoints`",
         )
+    if upstream.dialect != "openai" or upstream.credential is not None:
+        yield ("upstream",), "a `command` is called in the dialect openai, without a credential"
+    if "{port}" not in command:
+        yield ("upstream", "command"), "the command must contain {port}, on which it has to listen"
+    try:
+        shlex.split(command)
+    except ValueError as error:
+        yield ("upstream", "command"), f"the command cannot be split into words: {error}"
 
 
 def _shares(entry: CatalogEntry) -> Iterator[Conflict]:
@@ -399,7 +424,7 @@ def _conditions(lines: Sequence[PriceLine], field: str = "price") -> Iterator[Co
 
 def _applicable(entry: CatalogEntry) -> Iterator[Conflict]:
     """Find conditions that never hold, so that their lines would silently never apply."""
-    only_text = all(TASKS[task].makes in ("text", "embedding") for task in _all_tasks(entry))
+    only_text = all(TASKS[task].makes in _PLAIN for task in _all_tasks(entry))
     known: Mapping[str, Collection[str]] = {
         "size": entry.sizes,
         "quality": entry.qualities,

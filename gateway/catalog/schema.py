@@ -8,8 +8,8 @@ errors before anything is sold. A superset of what a worker reads from the same 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeAlias, get_args
 
 from pydantic import (
     AfterValidator,
@@ -32,7 +32,16 @@ from gateway.ledger.expenses import ExpenseRates
 from gateway.pricing import Component, Price, Unit, parse_usd
 
 Engine: TypeAlias = Literal[
-    "llm", "embedding", "diffusion", "upscale", "speech", "music", "talking", "echo"
+    "llm",
+    "embedding",
+    "rerank",
+    "transcription",
+    "diffusion",
+    "upscale",
+    "speech",
+    "music",
+    "talking",
+    "echo",
 ]
 Dialect: TypeAlias = Literal["openai", "gmi"]
 CONDITIONS: Final = ("size", "quality", "resolution")
@@ -136,13 +145,16 @@ class Limits(CatalogModel):
     template_tokens: Count | None = None
     """Tokens that the chat template adds to a prompt once, if more than most templates add."""
     inputs: Annotated[StrictInt, Field(ge=1, le=2048)] | None = None
-    """Maximum number of texts in one request for embeddings."""
+    """Maximum number of texts in one request for embeddings, or of documents to rerank."""
     dimensions: Annotated[StrictInt, Field(ge=1, le=65_536)] | None = None
     """Dimensions of an embedding; its size limits the number of texts in one answer."""
     images: Annotated[StrictInt, Field(ge=1, le=100)] | None = None
     """Maximum number of images of one request (``n``). Default: 1."""
     sources: Annotated[StrictInt, Field(ge=1, le=SOURCES_MAX)] | None = None
-    """Maximum number of attached images. Default for a model that runs here: 1, or 2 to blend."""
+    """Maximum number of attached images. Default for a model that runs here: 1, or 2 to blend; for
+    a conversation: 16."""
+    source_tokens: Count | None = None
+    """Maximum tokens that an image adds to a prompt."""
     side: Annotated[StrictInt, Field(ge=1, le=SIDE_MAX)] | None = None
     """Maximum length of the longer side of an output, in pixels."""
     side_step: Annotated[StrictInt, Field(ge=1, le=1024)] | None = None
@@ -152,7 +164,7 @@ class Limits(CatalogModel):
     """Maximum upscaling factor. Default: 1 for a generator that runs here; for an upscaler,
     whatever its engine supports."""
     seconds: Seconds | None = None
-    """Maximum duration of a video or audio output."""
+    """Maximum duration of a video or audio output, or of a recording that is transcribed."""
     fps: Annotated[StrictInt, Field(ge=1, le=FPS_MAX)] | None = None
     characters: Count | None = None
     steps: Steps | None = None
@@ -189,6 +201,13 @@ class DefaultParameters(CatalogModel):
     scheduler: Tag | None = None
     seconds: Seconds | None = None
     fps: Annotated[StrictInt, Field(ge=1, le=FPS_MAX)] | None = None
+
+
+class AdapterRange(NamedTuple):
+    """Default and maximum scale of a LoRA adapter."""
+
+    scale: float
+    scale_max: float
 
 
 class Slo(CatalogModel):
@@ -247,6 +266,12 @@ class Upstream(CatalogModel):
     """
 
     url: Url | None = None
+    command: Annotated[str, StringConstraints(min_length=1, max_length=4000)] | None = None
+    """Command by which the worker itself starts the service, on ``{port}``."""
+    ready: Annotated[str, StringConstraints(pattern=r"^/[!-~]*$", max_length=200)] = "/health"
+    ready_timeout_s: Seconds = 1800.0
+    gpus: Annotated[StrictInt, Field(ge=0, le=64)] = 0
+    environment: Annotated[dict[Variable, str], Field(max_length=64)] = {}
     endpoints: Annotated[tuple[Endpoint, ...], Field(max_length=64)] = ()
     dialect: Dialect = "openai"
     model: Text | None = None
@@ -282,6 +307,8 @@ class CatalogEntry(Pricing):
     """Further tasks of the same model at the same price."""
     aliases: tuple[Name, ...] = ()
     """Names of other models, such as retired ones, that this model serves too; answers say so."""
+    input: tuple[Literal["text", "image"], ...] = ()
+    """What the conversations of a text model can contain. Default: text."""
     engine: Engine | None = None
     checkpoint: Text | None = None
     options: dict[str, Any] = {}
@@ -337,6 +364,20 @@ class CatalogEntry(Pricing):
     def buying_price(self) -> Price | None:
         """What the upstream charges, or None if that is not stated."""
         return price_of(self.cost) if self.cost else None
+
+    @property
+    def known_adapters(self) -> Mapping[str, AdapterRange]:
+        """LoRA adapters by name, from the engine's options, which the engine itself validates."""
+        listed = self.options.get("adapters")
+        if not isinstance(listed, dict):
+            return {}
+        return {
+            str(name): AdapterRange(
+                scale=given.get("scale", 1.0), scale_max=given.get("scale_max", 1.0)
+            )
+            for name, given in listed.items()
+            if isinstance(given, dict)
+        }
 
     @property
     def known_voices(self) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 A reload replaces the catalog atomically or, if the file is invalid, keeps the old one. A changed
 price becomes a new price version that starts a little later, so that every gateway knows it before
 it applies: in every process, a request's price is the one in force when it was accepted. Requests
-that were accepted earlier keep their price.
+that were accepted earlier keep their price. A load by somebody is followed by every other gateway
+whose file has the same text.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
-from typing import Final, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Final, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import IntegrityError, NoResultFound
@@ -27,8 +28,10 @@ from gateway.aside import Aside
 from gateway.audit_log import Author, record
 from gateway.catalog.advice import log_findings
 from gateway.catalog.batch_prices import BatchPrice, PriceSchedule, PriceStart, due
-from gateway.catalog.loader import load_catalog
+from gateway.catalog.editing.files import save_file, write_file
+from gateway.catalog.loader import read_catalog
 from gateway.catalog.problems import CatalogError, CatalogProblem
+from gateway.catalog.reloads import Follower, announce_load, digest_of, read_announced
 from gateway.catalog.schema import Catalog, CatalogEntry
 from gateway.checks.moments import timestamp
 from gateway.errors import InvalidRequest, Unavailable
@@ -87,7 +90,9 @@ _NO_TERMS: Final = Terms(0, {}, {})
 
 class LiveCatalog:
     def __init__(self, path: Path, database: Database, *, hour_nanos: int | None = None) -> None:
-        self._path = path
+        self.path: Final = path
+        self.content = b""
+        """The text of the catalog in force."""
         self._database = database
         self._alone = database.engine.dialect.name == "sqlite"
         self._reloading = asyncio.Lock()
@@ -101,6 +106,7 @@ class LiveCatalog:
         """What the operator pays for upstreams and devices."""
         self._hour_nanos = hour_nanos
         self._advised: Mapping[str, CatalogEntry] | None = None
+        self._follower = Follower()
         self._terms = _NO_TERMS
         self._batch_prices: BatchPrices = {}
         self._unreadable: set[int] = set()
@@ -118,7 +124,10 @@ class LiveCatalog:
         ``hour_nanos`` is the operator's price of a device hour, unless the catalog has another.
         """
         live = cls(path, database, hour_nanos=hour_nanos)
-        await live._put_on_sale(load_catalog(path), None)
+        # Before the file is read: a later load is followed.
+        live._follower.note((await database.read(read_announced)).loads)
+        content = await asyncio.to_thread(path.read_bytes)
+        await live._put_on_sale(read_catalog(content, path), content, None)
         # Putting prices in force can take longer than they are valid without a refresh.
         await live.refresh()
         return live
@@ -130,31 +139,81 @@ class LiveCatalog:
         """
         async with self._reloading:
             try:
-                catalog = await asyncio.to_thread(load_catalog, self._path)
+                content = await asyncio.to_thread(self.path.read_bytes)
+                catalog = await asyncio.to_thread(read_catalog, content, self.path)
             except CatalogError as error:
                 return error.problems
             except OSError as error:
                 return (
-                    CatalogProblem(str(self._path), 1, 1, "", f"cannot be read: {error.strerror}"),
+                    CatalogProblem(str(self.path), 1, 1, "", f"cannot be read: {error.strerror}"),
                 )
-            await self._put_on_sale(catalog, author)
+            await self._put_on_sale(catalog, content, author)
+            return ()
+
+    async def save(
+        self, content: bytes, expected_sha256: str, author: Author, *, kept: Path
+    ) -> tuple[CatalogProblem, ...]:
+        """Replace the file, and put its prices in force. If the text has problems, change nothing
+        and return them. ``kept`` is the directory of earlier texts.
+
+        Raise ``FileChanged`` unless the file has the expected digest, ``NotWritable``.
+        """
+        async with self._reloading:
+            try:
+                catalog = await asyncio.to_thread(read_catalog, content, self.path)
+            except CatalogError as error:
+                return error.problems
+            before = await asyncio.to_thread(
+                save_file, self.path, content, expected_sha256, kept=kept
+            )
+            try:
+                await self._put_on_sale(catalog, content, author, act="catalog.save")
+            except Exception:
+                await asyncio.to_thread(write_file, self.path, before)
+                raise
             return ()
 
     async def keep_fresh(self, beat: Beat = no_beat) -> None:
         """Apply prices that other processes put in force, until cancelled.
 
-        Log once for each catalog what is wrong with it.
+        Follow the loads of other gateways. Log once for each catalog what is wrong with it.
         """
-        while True:
-            await asyncio.sleep(REFRESH_S)
-            if self._advised is not self._entries:
-                self._advised = self._entries
-                await asyncio.to_thread(log_findings, tuple(self._entries.values()))
+        following: asyncio.Task[None] | None = None
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await asyncio.sleep(REFRESH_S)
+                if self._advised is not self._entries:
+                    self._advised = self._entries
+                    await asyncio.to_thread(log_findings, tuple(self._entries.values()))
+                try:
+                    await self.refresh()
+                except SQL_OUTAGE as error:
+                    log.warning("could not refresh prices: %s", type(error).__name__)
+                if self._follower.is_behind and (following is None or following.done()):
+                    # Beside this loop: it waits until the prices are in force.
+                    following = tasks.create_task(self._follow())
+                beat()
+
+    async def _follow(self) -> None:
+        """Load the catalog that another gateway has loaded, if the file here has the same text."""
+        async with self._reloading:
+            follower, announced = self._follower, self._follower.announced
+            if announced.sha256 == digest_of(self.content):
+                follower.note(announced.loads)
+            if not follower.is_behind:
+                return
             try:
-                await self.refresh()
+                content = await asyncio.to_thread(follower.read, self.path)
+                if content is None:
+                    return
+                catalog = await asyncio.to_thread(read_catalog, content, self.path)
+                await self._put_on_sale(catalog, content, None)
+            except (CatalogError, OSError) as error:
+                log.error("catalog not reloaded: %s", error)
             except SQL_OUTAGE as error:
-                log.warning("could not refresh prices: %s", type(error).__name__)
-            beat()
+                log.warning("catalog not reloaded yet: %s", type(error).__name__)
+                return
+            follower.note(announced.loads)
 
     async def refresh(self) -> None:
         """Read the prices that any process has put in force: one row, if nothing has changed."""
@@ -229,6 +288,10 @@ class LiveCatalog:
         now = datetime.now(UTC)
         return tuple(self._at_price(entry, now, account_id) for entry in self._entries.values())
 
+    def in_file(self) -> tuple[CatalogEntry, ...]:
+        """Return all entries, with the prices of the file."""
+        return tuple(self._entries.values())
+
     def has_price_override(self, name: str, account_id: int) -> bool:
         """Whether a price override of the account is in force for a model now."""
         own = (name, account_id)
@@ -248,11 +311,19 @@ class LiveCatalog:
         starts = [each.starts_at for each in self._terms.schedule[name, LIST]]
         return int(max((at for at in starts if at <= now), default=starts[0]).timestamp())
 
-    async def _put_on_sale(self, catalog: Catalog, author: Author | None) -> None:
-        """Put the catalog's prices in force. Without an author, a change is the gateway's act."""
+    async def _put_on_sale(
+        self,
+        catalog: Catalog,
+        content: bytes,
+        author: Author | None,
+        act: Literal["catalog.load", "catalog.save"] = "catalog.load",
+    ) -> None:
+        """Put the catalog's prices in force. Without an author, a change is the gateway's act, and
+        other gateways do not follow."""
+        sha256, loaded = digest_of(content), digest_of(self.content) if self.content else None
         notice = timedelta(seconds=NOTICE_ALONE_S if self._alone else NOTICE_S)
 
-        def write(connection: Connection) -> tuple[datetime, Terms, BatchPrices]:
+        def write(connection: Connection) -> tuple[datetime, Terms, BatchPrices, int]:
             now = datetime.now(UTC)
             sold = set(connection.execute(select(price_periods.c.model).distinct()).scalars())
             version = read_version(connection)
@@ -271,14 +342,21 @@ class LiveCatalog:
                     if change["starts_at"] >= timestamp(now):
                         prices[entry.name] = change
             if author is not None or changed:
-                after = {"models": len(catalog.models), "changed": changed, "prices": prices}
+                after = {
+                    "sha256": sha256,
+                    "models": len(catalog.models),
+                    "changed": changed,
+                    "prices": prices,
+                }
                 by = author or Author("start of a gateway", "system")
-                record(connection, by, "catalog.load", "catalog", after=after)
+                before = {"sha256": loaded} if loaded else None
+                record(connection, by, act, "catalog", before=before, after=after)
+            loads = 0 if author is None else announce_load(connection, sha256)
             terms = self._read(connection)
-            return now, terms, self._make(connection, terms)
+            return now, terms, self._make(connection, terms), loads
 
         started = time.monotonic()
-        now, terms, made = await self._write(write)
+        now, terms, made, loads = await self._write(write)
         self._add(made)
         self._apply(terms, started)
         # Later starts were set by an operator.
@@ -290,6 +368,8 @@ class LiveCatalog:
         )
         await asyncio.sleep(max(max(ahead).total_seconds(), 0))
         self._entries = {entry.name: entry for entry in catalog.models}
+        self.content = content
+        self._follower.note(loads)
         self._at_prices = {}
         self._aliases = {alias: entry.name for entry in catalog.models for alias in entry.aliases}
         names = tuple(self.spellings())
@@ -319,7 +399,8 @@ class LiveCatalog:
     def _read_new(self, connection: Connection) -> tuple[Terms, bool]:
         """Return the current terms, and whether their batch prices are incomplete."""
         known = self._terms
-        if read_version(connection) == known.version:
+        self._follower.announced = read_announced(connection)
+        if self._follower.announced.version == known.version:
             # Terms are applied only after their batch prices exist.
             return known, False
         terms = self._read(connection)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-Modality: TypeAlias = Literal["text", "embedding", "image", "video", "audio"]
+if TYPE_CHECKING:
+    from gateway.catalog.schema import CatalogEntry
+
+Modality: TypeAlias = Literal[
+    "text", "embedding", "ranking", "transcript", "image", "video", "audio"
+]
 Task: TypeAlias = Literal[
     "text-generation",
     "text-embedding",
+    "rerank",
     "text-to-image",
     "image-to-image",
     "image-edit",
@@ -24,6 +30,7 @@ Task: TypeAlias = Literal[
     "text-to-speech",
     "voice-clone",
     "text-to-music",
+    "speech-to-text",
 ]
 
 
@@ -40,6 +47,7 @@ class TaskKind:
 TASKS: Final[Mapping[Task, TaskKind]] = {
     "text-generation": TaskKind(("text",), "text"),
     "text-embedding": TaskKind(("text",), "embedding"),
+    "rerank": TaskKind(("text",), "ranking"),
     "text-to-image": TaskKind(("text",), "image"),
     "image-to-image": TaskKind(("text", "image"), "image"),
     "image-edit": TaskKind(("text", "image"), "image"),
@@ -54,9 +62,42 @@ TASKS: Final[Mapping[Task, TaskKind]] = {
     "text-to-speech": TaskKind(("text",), "audio"),
     "voice-clone": TaskKind(("text", "audio"), "audio"),
     "text-to-music": TaskKind(("text",), "audio"),
+    "speech-to-text": TaskKind(("audio",), "transcript"),
 }
 
 
 def makes(task: str) -> Modality | None:
     """Return the output modality of a task, or None if the task is unknown."""
     return next((kind.makes for name, kind in TASKS.items() if name == task), None)
+
+
+def flows_as(task: Task) -> Modality:
+    """Return what a later step of a workflow reads of an output: of a transcript, its text."""
+    made = TASKS[task].makes
+    return "text" if made == "transcript" else made
+
+
+PICTURES: Final = ("sources", "source_tokens")
+"""Limits of the images in a conversation."""
+_READ_PICTURES: Final = ("echo",)
+"""Engines whose conversations can contain images."""
+
+
+def input_conflicts(entry: CatalogEntry) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Find what an entry lacks for images in conversations, or states without them."""
+    if entry.input and entry.task != "text-generation":
+        yield ("input",), f"{entry.task} itself says what it reads; only text-generation has it"
+        return
+    if entry.input and "text" not in entry.input:
+        yield ("input",), "a conversation always contains text; add it"
+    if "image" in entry.input:
+        if entry.limits.source_tokens is None:
+            yield ("limits",), "images need limits.source_tokens to bound the price of a prompt"
+        dialect = entry.upstream.dialect if entry.upstream is not None else None
+        if entry.engine not in _READ_PICTURES and dialect != "openai":
+            runs_on = entry.engine or dialect
+            yield ("input",), f"{runs_on} reads no images; an upstream of dialect openai does"
+    elif entry.task == "text-generation":
+        for name in PICTURES:
+            if getattr(entry.limits, name) is not None:
+                yield ("limits", name), "only models that read images have it; see input"

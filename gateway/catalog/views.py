@@ -120,6 +120,7 @@ class EntryView(TypedDict):
     qualities: dict[str, dict[str, Any]]
     schedulers: Sequence[str]
     resolutions: list[str]
+    adapters: dict[str, dict[str, float]]
     voices: list[str]
     languages: list[str]
     good_for: list[str]
@@ -183,6 +184,7 @@ class ModelView(TypedDict):
     links: ModelLinksView
     supported_parameters: list[str]
     supported_voices: list[str] | None
+    supported_adapters: list[str] | None
     default_parameters: dict[str, Any]
     task: str
     available: bool
@@ -283,6 +285,14 @@ class WishView(TypedDict):
     budget: str | None
 
 
+class LeftOutView(TypedDict):
+    """A model that was found, but does not meet a condition."""
+
+    name: str
+    typical_price: str
+    why: str
+
+
 class PickView(TypedDict):
     """``today`` is the local model that runs now; ``message`` says why ``best`` is null."""
 
@@ -293,4 +303,5 @@ class PickView(TypedDict):
     better: PickedView | None
     today: PickedView | None
     ranked: list[PickedView]
+    left_out: list[LeftOutView]
     message: str | None

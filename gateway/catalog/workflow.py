@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, StrictBool, StrictInt, StringConstraints
 
 from gateway.catalog import ensembles
 from gateway.catalog.ensembles import BestOf, Vote
-from gateway.catalog.tasks import TASKS, Modality, Task
+from gateway.catalog.tasks import TASKS, Modality, Task, flows_as
 from gateway.checks.strict import StrictModel
 
 if TYPE_CHECKING:
@@ -326,7 +326,7 @@ def misfits(entry: CatalogEntry, models: Mapping[str, CatalogEntry]) -> Iterator
             for inner, message in unfit:
                 yield (*at, *inner), message
         else:
-            kinds[step.name] = TASKS[step.task or model.task].makes
+            kinds[step.name] = flows_as(step.task or model.task)
     if len(kinds) < len(workflow.steps):
         return
     for index, step in enumerate(workflow.steps):
@@ -340,7 +340,7 @@ def misfits(entry: CatalogEntry, models: Mapping[str, CatalogEntry]) -> Iterator
         made = kinds[each.name]
         if each.kind not in (None, made):
             yield ("workflow", "output"), f"the step {each.name} produces {made}, not {each.kind}"
-        elif made != TASKS[entry.task].makes:
+        elif made != flows_as(entry.task):
             yield (
                 ("workflow", "output"),
                 f"the step {each.name} produces {made}, but {entry.task} produces "
@@ -366,8 +366,8 @@ def _misfit(
         text = step.input[field][place[1]]
     if made == "text" and wanted is not None:
         yield at, f"{each} is text, but {field} holds {wanted}"
-    elif made == "embedding":
-        yield at, f"{each} is an embedding, which no model can read"
+    elif made in ("embedding", "ranking"):
+        yield at, f"{each} is {made}, which no model can read"
     elif made != "text" and wanted != made:
         yield at, f"{each} is {made}, but {field} holds {wanted or 'text'}"
     elif made != "text" and all(made not in TASKS[task].reads for task in tasks):

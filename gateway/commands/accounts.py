@@ -98,6 +98,11 @@ def account_show(name: str, as_json: bool) -> None:
 )
 @click.option("--status", type=click.Choice(["active", "suspended", "closed"]))
 @click.option("--tz", "report_tz", help="Time zone of its budgets and reports.")
+@click.option(
+    "--keep-inputs/--no-keep-inputs",
+    default=None,
+    help="Whether what is sent with its requests is kept as long as their outputs.",
+)
 @click.option("--name", help="New name.")
 @audit_reason_option
 @actor_option

@@ -126,7 +126,7 @@ def _run(act: Callable[[Any], Awaitable[T]]) -> T:
 
 def _rehearse(month: str, as_json: bool) -> None:
     from gateway.archive.files import estimate
-    from gateway.archive.lifecycle import obstacle
+    from gateway.archive.obstacle import obstacle
 
     expires = read_settings().metadata_retention_days is not None
     with snapshot() as connection:

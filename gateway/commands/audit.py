@@ -17,6 +17,7 @@ from gateway.commands.terminal import (
     json_option,
     print_page,
     snapshot,
+    write_pages,
 )
 from gateway.operations.audit import FORMATS, AuditEventView, Format, export_page, list_page
 from gateway.operations.audit import read_filter as filter_of
@@ -84,11 +85,7 @@ def audit_export(format: Format, output: Path, **entered: Any) -> None:
     entered["last"] = entered["last"] or datetime.now(UTC).isoformat()
     with snapshot() as connection, open(output, "wb") as file:
         wanted = filter_of(connection, **_read(entered))
-        part, cursor = export_page(connection, wanted, format=format, cursor=None)
-        file.write(part)
-        while cursor is not None:
-            part, cursor = export_page(connection, wanted, format=format, cursor=cursor)
-            file.write(part)
+        write_pages(file, export_page, connection, wanted, format=format)
     click.echo(f"{output}: {output.stat().st_size} bytes")
 
 

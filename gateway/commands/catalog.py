@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
+from gateway.catalog.editing.changes import CatalogChange
+from gateway.catalog.editing.draft import diff_view, examine
 from gateway.catalog.loader import check, load_catalog
 from gateway.catalog.picking.pick import RESULTS, pick, read_wish
 from gateway.catalog.picking.typical import Find, typical_nanos
@@ -62,6 +64,39 @@ def catalog_check(file: Path | None, deep: bool, as_json: bool) -> None:
             click.echo(f"{path}: {models} models, {_counted(len(problems))}")
     if any(problem.level == "error" for problem in problems):
         raise SystemExit(1)
+
+
+@catalog.command("diff", epilog=example("tollgate catalog diff new-catalog.yaml"))
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@json_option
+def catalog_diff(file: Path, as_json: bool) -> None:
+    """Check FILE, and show what it would change for customers in place of the catalog file.
+
+    Prices, models, limits and choices, and inputs of workflows. Changes nothing. Exits with 1 if
+    FILE cannot be loaded.
+    """
+    path = read_settings().catalog
+    draft = examine(file.read_bytes(), path, load_catalog(path).models)
+    if as_json:
+        print_json(diff_view(draft))
+    else:
+        for problem in draft.problems:
+            click.echo(str(replace(problem, file=str(file))))
+        if draft.changes:
+            print_rows(draft.changes, _change_row, False)
+        elif draft.can_be_loaded:
+            click.echo(f"{file}: nothing changes for customers of {path}")
+    if not draft.can_be_loaded:
+        raise SystemExit(1)
+
+
+def _change_row(change: CatalogChange) -> dict[str, Any]:
+    return {
+        "model": change.model,
+        "field": change.field,
+        "effect": change.effect,
+        "what changes": change.sentence,
+    }
 
 
 @catalog.command("show", epilog=example("tollgate catalog show pocket-chat --json"))

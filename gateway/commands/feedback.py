@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from gateway.accounts.accounts import find_account
 from gateway.billing.usage.report import read_span
-from gateway.commands.terminal import example, json_option, print_views, snapshot
+from gateway.commands.terminal import example, json_option, print_views, snapshot, write_pages
 from gateway.feedback.store import RATINGS, FeedbackFilter
 from gateway.feedback.views import export_page, read_dimensions, summarize
 
@@ -78,11 +78,7 @@ def feedback_export(output: Path, **entered: Any) -> None:
     """
     with snapshot() as connection, open(output, "wb") as file:
         choice = _filter(connection, **entered)
-        part, cursor = export_page(connection, choice, of_all=True, cursor=None)
-        file.write(part)
-        while cursor is not None:
-            part, cursor = export_page(connection, choice, of_all=True, cursor=cursor)
-            file.write(part)
+        write_pages(file, export_page, connection, choice, of_all=True)
     click.echo(f"{output}: {output.stat().st_size} bytes")
 
 

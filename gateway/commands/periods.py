@@ -30,6 +30,7 @@ from gateway.commands.terminal import (
 )
 from gateway.operations import invoices, periods
 from gateway.operations.invoices import PAGE_FORMATS, CreditNoteBody
+from gateway.operations.periods import RebatesView
 from gateway.pricing import parse_usd
 
 PERIOD: Final = columns("month state receipts charged transfers sha256")
@@ -132,6 +133,13 @@ def rebate() -> None:
     """Volume discounts, credited when a month is closed."""
 
 
+@rebate.command("list", epilog=example("tollgate rebate list"))
+@json_option
+def rebate_list(as_json: bool) -> None:
+    """List the tiers of all accounts, and of those with their own."""
+    print_views(look_up(periods.list_rebates), _rebates_row, as_json)
+
+
 @rebate.command(
     "set", epilog=example("tollgate rebate set acme 1000=5 10000=7.5", "tollgate rebate set all")
 )
@@ -160,6 +168,11 @@ def _tier(text: str) -> tuple[int, int]:
             "with at most two decimals of a percent"
         )
     return from_nanos, points // 10**9
+
+
+def _rebates_row(view: RebatesView) -> dict[str, Any]:
+    tiers = [f"{tier['percent']} % from ${tier['from']}" for tier in view["tiers"]]
+    return {"account": view["account"] or view["account_id"] or "all", "tiers": tiers}
 
 
 def _rehearse(month: str, as_json: bool) -> None:

@@ -11,18 +11,17 @@ from typing import Any
 import click
 
 from gateway.billing.usage.report import read_span
-from gateway.billing.usage.whatif import RepricedUsage, whatif
 from gateway.catalog.document import Document, Unreadable
 from gateway.catalog.loader import load_catalog
 from gateway.catalog.price_overrides import read_prices
 from gateway.catalog.schema import CatalogEntry
 from gateway.commands.terminal import (
     actor_option,
+    columns,
     example,
     json_option,
     look_up,
     perform,
-    print_rows,
     print_views,
     read_body,
     read_settings,
@@ -30,11 +29,10 @@ from gateway.commands.terminal import (
     snapshot,
 )
 from gateway.operations import prices
-from gateway.operations.accounts import owner_id
 from gateway.operations.prices import PriceBody, PriceCancelBody, PriceView
-from gateway.pricing import format_usd
 from workers.contract.blobs import Blobs
 
+REPRICED = columns("model requests charged would_be difference not_priced not_priced_charged")
 account_option = click.option(
     "--account", help="Account with its own price.  [default: list price]"
 )
@@ -160,22 +158,10 @@ def whatif_command(
     offered = read_prices(file)
     span = read_span(first, last, tz, now=datetime.now(UTC))
     with snapshot() as connection:
-        found = whatif(
-            connection,
-            offered,
-            starts_at=span.starts_at,
-            ends_at=span.ends_at,
-            account_id=owner_id(connection, account),
-            blobs=Blobs(read_settings().blobs),
+        found = prices.what_if(
+            connection, offered, span, account=account, blobs=Blobs(read_settings().blobs)
         )
-    whole = RepricedUsage("total")
-    for each in found:
-        whole.requests += each.requests
-        whole.charged_nanos += each.charged_nanos
-        whole.repriced_nanos += each.repriced_nanos
-        whole.unpriced_requests += each.unpriced_requests
-        whole.unpriced_nanos += each.unpriced_nanos
-    print_rows([*found, whole], _repriced_row, as_json)
+    print_views([*found["data"], found["total"]], REPRICED, as_json)
 
 
 def _offer(file: Path) -> dict[str, Any]:
@@ -221,16 +207,4 @@ def _row(view: PriceView) -> dict[str, Any]:
         "actor": view["actor"],
         "reason": view["reason"],
         "cancelled": cancelled and "{at} by {actor}: {reason}".format(**cancelled),
-    }
-
-
-def _repriced_row(each: RepricedUsage) -> dict[str, Any]:
-    return {
-        "model": each.model,
-        "requests": each.requests,
-        "charged": format_usd(each.charged_nanos),
-        "would_be": format_usd(each.repriced_nanos),
-        "difference": format_usd(each.difference_nanos),
-        "not_priced": each.unpriced_requests,
-        "not_priced_charged": format_usd(each.unpriced_nanos),
     }

@@ -35,7 +35,6 @@ from gateway.commands.terminal import (
     example,
     json_option,
     open_database,
-    perform,
     print_json,
     print_rows,
     read_settings,
@@ -222,7 +221,9 @@ def ledger_command(account_name: str, limit: int, kind: str | None, as_json: boo
     "reconcile", epilog=example("tollgate reconcile --all --json", "tollgate reconcile --rebuild")
 )
 @click.option("--all", "whole", is_flag=True, help="Read everything, also months that are proven.")
-@click.option("--rebuild", "rebuild_sums", is_flag=True, help="Rebuild the hourly sums first.")
+@click.option(
+    "--rebuild", "rebuild_sums", is_flag=True, help="Rebuild the sums of hours and days first."
+)
 @audit_reason_option
 @actor_option
 @json_option
@@ -233,18 +234,18 @@ def reconcile_command(whole: bool, rebuild_sums: bool, as_json: bool) -> None:
     in turn.
     """
     differing = []
-    if rebuild_sums:
-        differing = perform(periods.rebuild_rollups)
     with open_database(read_settings()) as database:
+        if rebuild_sums:
+            differing = periods.rebuild_rollups(database, command_author())
         run = run_reconciliation(database, author=command_author(), whole=whole, prove=prove_here)
         findings = asyncio.run(run).findings
     if as_json:
         click.echo(msgspec.json.encode([asdict(finding) for finding in findings]).decode())
     else:
         if rebuild_sums and not differing:
-            click.echo("the rebuilt hourly sums are identical")
-        for old, new in differing:
-            click.echo(f"hour {old.hour:%Y-%m-%dT%H:%MZ} was {old.sha256} and is {new.sha256}")
+            click.echo("the rebuilt sums of hours and days are identical")
+        for each in differing:
+            click.echo(f"{each.name} was {each.old_sha256} and is {each.new_sha256}")
         for finding in findings:
             click.echo(str(finding))
         if not findings:

@@ -12,7 +12,7 @@ import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import getitem
-from typing import TYPE_CHECKING, Any, Concatenate, Final, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, Final, NoReturn, ParamSpec, TypeVar
 
 import click
 import msgspec
@@ -277,6 +277,17 @@ def print_page(
     print_views(views, row, as_json)
     if cursor is not None:
         click.echo(f"there are more: continue with {option} {cursor}", err=True)
+
+
+def write_pages(
+    file: BinaryIO, operation: Callable[..., tuple[bytes, str | None]], /, *args: Any, **kwargs: Any
+) -> None:
+    """Write what an operation encodes of an export after each ``cursor``, until the last part."""
+    part, cursor = operation(*args, **kwargs, cursor=None)
+    file.write(part)
+    while cursor is not None:
+        part, cursor = operation(*args, **kwargs, cursor=cursor)
+        file.write(part)
 
 
 def print_json(value: object) -> None:

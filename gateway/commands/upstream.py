@@ -5,13 +5,28 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import asdict
+from typing import Final
 
 import click
 import msgspec
 
 from gateway.catalog.loader import load_catalog
 from gateway.catalog.upstream_check import UpstreamFinding, check_upstreams, questions
-from gateway.commands.terminal import example, json_option, read_settings, refuse
+from gateway.commands.running.queue_client import ask
+from gateway.commands.terminal import (
+    columns,
+    example,
+    json_option,
+    print_views,
+    read_settings,
+    refuse,
+)
+from gateway.operations.running.upstreams import list_upstreams
+from gateway.operations.running.workers import list_workers
+
+ENDPOINT: Final = columns(
+    "host tier state in_flight limit failures down_since next_call_at calls p95_ms models"
+)
 
 
 @click.group()
@@ -51,6 +66,16 @@ def upstream_check(name: str | None, as_json: bool) -> None:
         click.echo(f"{asked} models asked, {len(found)} findings, {len(silent)} models not asked")
     if any(finding.level == "error" for finding in found):
         raise SystemExit(1)
+
+
+@upstream.command("list", epilog=example("tollgate upstream list"))
+@json_option
+def upstream_list(as_json: bool) -> None:
+    """List the endpoints of upstreams as all workers see them, those that are down first."""
+    settings = read_settings()
+    entries = load_catalog(settings.catalog).models
+    views = list_upstreams(entries, ask(settings, list_workers))
+    print_views(views, ENDPOINT, as_json)
 
 
 def _line(finding: UpstreamFinding) -> str:

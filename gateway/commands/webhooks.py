@@ -63,6 +63,7 @@ def _row(view: Mapping[str, Any]) -> dict[str, Any]:
         "attempts": len(view["attempts"]),
         "code": last.get("code"),
         "error": last.get("error"),
+        "answer": last.get("answer"),
         "last_at": last.get("started_at"),
         "next_at": view["next_attempt_at"],
         "url": view["url"],

@@ -17,12 +17,14 @@ from redis.exceptions import RedisError
 
 from gateway.api.http.request import ApiRequest
 from gateway.console import assets
+from gateway.console.catalog import addition, editor, planner
 from gateway.console.entrance.enter import EntranceController
 from gateway.console.entrance.oidc import oidc_handlers
 from gateway.console.entrance.own import OwnController
 from gateway.console.entrance.proof import ProofController
 from gateway.console.entrance.reports import receive_report
 from gateway.console.guards import (
+    FOLLOWS,
     NotEntered,
     ProofNeeded,
     check_form,
@@ -32,9 +34,22 @@ from gateway.console.guards import (
     path_of,
 )
 from gateway.console.headers import PREFIX
+from gateway.console.installation import pages as installation
+from gateway.console.jobs import pages as jobs
+from gateway.console.live import stream
+from gateway.console.money import (
+    bookings,
+    corrections,
+    organisations,
+    payments,
+    periods,
+    prices,
+    usage,
+)
 from gateway.console.pages import (
     accounts,
     audit,
+    find,
     home,
     keys,
     limits,
@@ -42,17 +57,27 @@ from gateway.console.pages import (
     money,
     people,
     reports,
+    request_lists,
     requests,
 )
 from gateway.console.playground import pages as playground
+from gateway.console.playground import voices
+from gateway.console.records import archives, erasures, retention
 from gateway.console.rendering import page_now
+from gateway.console.running import queue, set_aside, upstream_check, workers
+from gateway.console.stored import access, batches, feedback, files, inputs, notices, webhooks
+from gateway.console.stored import voices as stored_voices
 from gateway.console.visitors import Visitor, visitor_of
 from gateway.errors import InternalError, InvalidRequest, TollgateError, Unavailable
 from gateway.settings import Settings
+from gateway.sql.database import DatabaseTimeout
+from gateway.sql.lanes import ran_too_long
 from gateway.sql.outages import SQL_OUTAGE, outage_name
 
 log = logging.getLogger(__name__)
 
+FORM_BYTES: Final = 64 * 1024
+"""Size of a form beside its file."""
 TITLES: Final = {
     400: "This is not accepted",
     403: "Not allowed",
@@ -62,6 +87,12 @@ TITLES: Final = {
     500: "Something went wrong",
     503: "Not available at the moment",
 }
+
+DATABASE_AWAY: Final = "database_unavailable"
+_IN_A_PART: Final = {"HX-Reselect": ".part-failed", "HX-Reswap": "afterbegin"}
+"""Headers by which htmx shows a failure within the part, which keeps what it shows otherwise."""
+_NOWHERE: Final = {"HX-Reswap": "none"}
+"""Headers by which parts that follow what happens stay as they are; the live mark says why."""
 
 
 def console_router(settings: Settings) -> Router:
@@ -74,17 +105,53 @@ def console_router(settings: Settings) -> Router:
             ProofController,
             receive_report,
             *oidc_handlers(settings),
+            *stream.HANDLERS,
             *home.HANDLERS,
+            *workers.HANDLERS,
+            *queue.HANDLERS,
+            *set_aside.HANDLERS,
+            *upstream_check.HANDLERS,
+            *request_lists.HANDLERS,
             *requests.HANDLERS,
             *models.HANDLERS,
+            *editor.HANDLERS,
+            *addition.HANDLERS,
+            *planner.HANDLERS,
+            *installation.HANDLERS,
             *playground.HANDLERS,
+            *voices.HANDLERS,
             *money.HANDLERS,
+            *corrections.HANDLERS,
+            *payments.HANDLERS,
+            *periods.HANDLERS,
+            *usage.HANDLERS,
+            *bookings.HANDLERS,
+            *prices.HANDLERS,
+            *jobs.HANDLERS,
             *reports.HANDLERS,
             *keys.HANDLERS,
             *limits.HANDLERS,
             *accounts.HANDLERS,
+            *organisations.HANDLERS,
             *audit.HANDLERS,
+            *find.HANDLERS,
+            *erasures.HANDLERS,
+            *archives.HANDLERS,
+            *retention.HANDLERS,
             *people.HANDLERS,
+            *webhooks.HANDLERS,
+            *notices.HANDLERS,
+            *feedback.HANDLERS,
+            *access.HANDLERS,
+            *inputs.HANDLERS,
+            *batches.HANDLERS,
+            *files.HANDLERS,
+            *stored_voices.HANDLERS,
+            Router(
+                "/",
+                route_handlers=[*files.UPLOADS, *batches.UPLOADS],
+                request_max_body_size=settings.file_bytes_max + FORM_BYTES,
+            ),
             *assets.HANDLERS,
             _nothing,
         ],
@@ -125,17 +192,22 @@ def _detour(request: ApiRequest, target: str) -> Response[Any]:
 
 def _error_page(request: ApiRequest, error: TollgateError) -> Response[Any]:
     status = error.http_status
+    is_part = "hx-request" in request.headers
     found = page_now(
         request,
         visitor_of(request),
-        "error.html",
+        "parts/failed.html" if is_part else "error.html",
         title=TITLES.get(status, TITLES[400 if status < 500 else 500]),
         status=status,
         message=error.message,
         call_id=error.request_id,
         retry_after_s=error.retry_after_s,
+        is_page=request.method == "GET",
+        comes_back=request.method == "GET" and error.code == DATABASE_AWAY,
     )
     found.headers.update(error.headers)
+    if is_part:
+        found.headers.update(_IN_A_PART if FOLLOWS not in request.headers else _NOWHERE)
     return found
 
 
@@ -148,9 +220,16 @@ def _http_error(request: ApiRequest, error: HTTPException) -> Response[Any]:
 
 
 def _outage(request: ApiRequest, error: Exception) -> Response[Any]:
+    if isinstance(error, DatabaseTimeout) or ran_too_long(error):
+        log.warning("%s took too long to read", request.scope["path"])
+        message = (
+            "The database did not answer this page within two seconds, and no order waits for it. "
+            "Choose one account or fewer days, or try again."
+        )
+        return _error_page(request, Unavailable("page_too_slow", message, retry_after_s=2))
     log.error("the console reached no service: %s", outage_name(error))
     message = "The database or the queue server does not answer; nothing was changed. Try again."
-    return _error_page(request, Unavailable("database_unavailable", message, retry_after_s=2))
+    return _error_page(request, Unavailable(DATABASE_AWAY, message, retry_after_s=2))
 
 
 def _unexpected(request: ApiRequest, error: Exception) -> Response[Any]:

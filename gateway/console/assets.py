@@ -91,7 +91,7 @@ def bundled_packages() -> list[Package]:
 
 @get(
     "/assets/{digest:str}/{name:path}",
-    opt={"open": True},
+    opt={"open": True, "same_for_all": True},
     sync_to_thread=False,
 )
 def serve_asset(

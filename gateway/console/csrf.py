@@ -3,6 +3,9 @@
 Every call that changes something needs a ``Sec-Fetch-Site`` of this origin (or its ``Origin``, from
 older browsers) and a token derived from the session, in the field ``csrf`` or in a header. Forms of
 the entrance have no session yet: their token is derived from a cookie that the page sets.
+
+Pages are compressed, and the token of a session stays the same. So each page has it under a new
+mask: the lengths of many pages tell nothing about it.
 """
 
 from __future__ import annotations
@@ -52,5 +55,30 @@ async def sent_token(request: Request[Any, Any, Any]) -> str:
     return sent if isinstance(sent, str) else ""
 
 
+def masked(token: str) -> str:
+    """Return a token as one page has it: a random mask, and the token under it."""
+    mask = secrets.token_bytes(len(token) // 2)
+    return (mask + _xor(mask, bytes.fromhex(token))).hex()
+
+
 def matches(sent: str, expected: str) -> bool:
+    """Whether a sent token, masked or not, is the expected one."""
+    if len(sent) == 2 * len(expected):
+        sent = _unmasked(sent)
     return hmac.compare_digest(sent.encode(), expected.encode())
+
+
+def _unmasked(sent: str) -> str:
+    try:
+        both = bytes.fromhex(sent)
+    except ValueError:
+        return ""
+    if len(both) * 2 != len(sent):
+        # Python skips blanks between the bytes.
+        return ""
+    half = len(both) // 2
+    return _xor(both[:half], both[half:]).hex()
+
+
+def _xor(one: bytes, other: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(one, other, strict=True))

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
+from sqlalchemy import Connection
 
 from gateway.accounts.sessions import (
     SEEN,
@@ -27,8 +28,10 @@ from gateway.console.roles import Act
 from gateway.console.sessions import entrance_secret, origin_of, session_token
 from gateway.console.visitors import Visitor, visitor_of, visitor_of_session
 from gateway.errors import Forbidden, NotFound, TollgateError
+from gateway.operations.entrance.content_grants import Sight, sight_of
 from gateway.operations.entrance.sessions import refuse, refuse_revoked, resume, session_limits
 from gateway.pricing import NANOS_PER_USD
+from gateway.sql.database import for_page
 
 PROVED: Final = timedelta(minutes=10)
 """Time for which a proof of who the visitor is admits what moves much."""
@@ -39,6 +42,8 @@ MUCH_NANOS: Final = 10 * NANOS_PER_USD
 """Refund or credit beyond which a visitor has to prove who it is."""
 PENDING_MAX: Final = 16_000
 """Characters of a form that is kept until the visitor has proved who it is."""
+FOLLOWS: Final = "tollgate-follows"
+"""Header of calls that a page makes by itself to stay up to date."""
 
 AnyConnection = ASGIConnection[Any, Any, Any, Any]
 
@@ -74,26 +79,43 @@ async def check_host(connection: AnyConnection, _: BaseRouteHandler) -> None:
 async def find_visitor(connection: AnyConnection, handler: BaseRouteHandler) -> None:
     """Find the visitor of the cookie. Raise ``NotEntered`` unless the route is open."""
     assert isinstance(connection, ApiRequest)
+    if handler.opt.get("same_for_all"):
+        return  # The page of an outage needs its files while the database is away.
     is_open = bool(handler.opt.get("open"))
-    session = await _session(connection)
-    if session is not None:
-        connection.scope["state"]["visitor"] = visitor_of_session(session)
+    # What a page does by itself is no sign that somebody is there.
+    is_use = not (handler.opt.get("unattended") or FOLLOWS in connection.headers)
+    visitor = await current_visitor(connection, is_use=is_use)
+    # From here on, what the page reads can neither wait for long nor delay an order.
+    for_page.set(connection.method in SAFE)
+    if visitor is not None:
+        connection.scope["state"]["visitor"] = visitor
     elif not is_open:
         raise NotEntered
     if not is_open and not any(isinstance(each, Needs) for each in handler.resolve_guards()):
         raise no_page()
 
 
-async def _session(request: ApiRequest) -> Session | None:
+async def current_visitor(request: ApiRequest, *, is_use: bool = False) -> Visitor | None:
+    """Return the visitor of the cookie as it is now; None if it has no session. ``is_use``: its
+    session continues, because it does something."""
+    found = await _session(request, is_use=is_use)
+    return None if found is None else visitor_of_session(*found)
+
+
+async def _session(request: ApiRequest, *, is_use: bool) -> tuple[Session, Sight] | None:
+    """Return the session of the cookie, and what its visitor may see of contents now."""
     services, address = request.services, address_of(request)
     token = session_token(request, address)
     if token is None:
         return None
     limits = session_limits(services.settings)
+
+    def read(connection: Connection) -> tuple[Session, Sight] | None:
+        session = resume(connection, token, limits=limits, pepper=services.pepper)
+        return None if session is None else (session, sight_of(connection, session.identity))
+
     try:
-        session = await services.database.read(
-            lambda each: resume(each, token, limits=limits, pepper=services.pepper)
-        )
+        found = await services.database.read(read)
     except SessionRevoked as error:
         revoked = error
         await services.database.write(
@@ -101,10 +123,10 @@ async def _session(request: ApiRequest) -> Session | None:
         )
         return None
     now = datetime.now(UTC)
-    if session is not None and session.seen_at + SEEN <= now:
-        id = session.id
+    if is_use and found is not None and found[0].seen_at + SEEN <= now:
+        id = found[0].id
         await services.database.write(lambda each: note_seen(each, id, now), durable=False)
-    return session
+    return found
 
 
 async def check_form(connection: AnyConnection, handler: BaseRouteHandler) -> None:
@@ -163,17 +185,17 @@ async def proved(connection: AnyConnection, _: BaseRouteHandler) -> None:
     await require_proof(connection)
 
 
-async def require_proof(request: ApiRequest) -> None:
+async def require_proof(request: ApiRequest, *, keep_max: int = PENDING_MAX) -> None:
     """Raise ``ProofNeeded`` unless the visitor has proved lately who it is.
 
-    A form that was sent is kept until then.
+    A form that was sent is kept until then, if it has at most ``keep_max`` characters.
     """
     visitor = visitor_of(request)
     assert visitor is not None
     session, is_form = visitor.session, request.method not in SAFE
     late = visitor.proved_at + PROVED <= datetime.now(UTC)
     if is_form and (late or session.pending is not None):
-        form = await _to_keep(request) if late else None
+        form = await _to_keep(request, keep_max) if late else None
         await request.services.database.write(lambda each: keep_form(each, session.id, form))
     if late:
         raise ProofNeeded
@@ -185,11 +207,11 @@ async def require_proof_of(request: ApiRequest, amount_nanos: int) -> None:
         await require_proof(request)
 
 
-async def _to_keep(request: ApiRequest) -> PendingForm | None:
+async def _to_keep(request: ApiRequest, keep_max: int) -> PendingForm | None:
     """Return the form of a request without its token; None if it has files or is too long."""
     sent = (await request.form()).multi_items()
     fields = [(name, value) for name, value in sent if name != FIELD and isinstance(value, str)]
-    long = sum(len(name) + len(value) for name, value in fields) > PENDING_MAX
+    long = sum(len(name) + len(value) for name, value in fields) > keep_max
     files = any(not isinstance(value, str) for _, value in sent)
     return None if long or files else PendingForm(path_of(request), fields)
 

@@ -14,7 +14,8 @@ from gateway.console.visitors import Visitor
 class Destination:
     """A page in the navigation, for those who may do its act.
 
-    ``key`` follows ``g`` on the keyboard. One that ``is_of_account`` needs a chosen account.
+    ``key`` follows ``g`` on the keyboard, and is a capital where the letter is taken.
+    One that ``is_of_account`` needs a chosen account.
     """
 
     label: str
@@ -53,6 +54,7 @@ PLACES: Final[Sequence[tuple[str, Sequence[Destination]]]] = (
         (
             Destination("Requests", "/console/requests", "list", "requests.read", "r"),
             Destination("Failures", "/console/failures", "alert", "requests.read", "f"),
+            Destination("Feedback", "/console/feedback", "star", "requests.read", ""),
         ),
     ),
     (
@@ -61,6 +63,8 @@ PLACES: Final[Sequence[tuple[str, Sequence[Destination]]]] = (
             Destination("Models", "/console/models", "cube", "catalog.read", "m"),
             Destination("Picker", "/console/pick", "target", "catalog.read", "i"),
             Destination("Playground", "/console/playground", "play", "play.read", "p", True),
+            Destination("GPU planner", "/console/plan", "chip", "catalog_file.read", "v"),
+            Destination("Catalog file", "/console/catalog", "edit", "catalog_file.read", "c"),
         ),
     ),
     (
@@ -69,11 +73,15 @@ PLACES: Final[Sequence[tuple[str, Sequence[Destination]]]] = (
             Destination(
                 "Balance", "/console/balance", "wallet", "accounts.read", "b", is_of_account=True
             ),
+            Destination("Payments", "/console/payments", "card", "payments.read", ""),
             Destination("Ledger", "/console/ledger", "book", "ledger.read", "l"),
             Destination("Usage", "/console/usage", "chart", "usage.read", "u"),
             Destination(
                 "Statements", "/console/statements", "page", "periods.read", "s", is_of_account=True
             ),
+            Destination("Prices", "/console/prices", "tag", "margins.read", "$"),
+            Destination("Months", "/console/periods", "calendar", "installation.read", "z"),
+            Destination("Archives", "/console/archives", "folder", "installation.read", ""),
             Destination("Margins", "/console/margins", "scale", "margins.read", "n"),
         ),
     ),
@@ -82,12 +90,36 @@ PLACES: Final[Sequence[tuple[str, Sequence[Destination]]]] = (
         (
             Destination("Limits", "/console/limits", "gauge", "budgets.read", "t", True),
             Destination("Keys", "/console/keys", "key", "keys.read", "k"),
+            Destination("Batches", "/console/batches", "stack", "batches.read", "", True),
+            Destination("Files", "/console/files", "folder", "files.read", "", True),
+            Destination("Voices", "/console/voices", "mic", "voices.read", "", True),
+            Destination("Webhooks", "/console/webhooks", "hook", "webhooks.read", "W"),
+            Destination("Notices", "/console/notices", "bell", "notices.read", ""),
             Destination("Accounts", "/console/accounts", "people", "installation.read", "a"),
+            Destination(
+                "Organisations", "/console/organisations", "people", "organisations.read", ""
+            ),
             Destination("Audit log", "/console/audit", "eye", "audit.read", "d"),
+            Destination("Access", "/console/access", "lock", "access.read", "A", True),
             Destination(
                 "Members", "/console/members", "people", "members.read", "e", is_of_account=True
             ),
-            Destination("Users", "/console/users", "people", "users.read", "w"),
+            Destination("Users", "/console/users", "people", "users.read", "U"),
+        ),
+    ),
+    (
+        "Installation",
+        (
+            Destination("Workers", "/console/workers", "server", "installation.read", "w"),
+            Destination("Queue", "/console/queue", "queue", "installation.read", "q"),
+            Destination("Upstreams", "/console/upstreams", "cloud", "installation.read", "j"),
+            Destination("Gateways", "/console/gateways", "gate", "installation.read", "g"),
+            Destination("Set aside", "/console/set-aside", "aside", "set_aside.read", ""),
+            Destination("Retention", "/console/retention", "clock", "installation.read", ""),
+            Destination("Erasures", "/console/erasures", "eraser", "erasures.read", ""),
+            Destination("Settings", "/console/settings", "gear", "settings.read", "x"),
+            Destination("API", "/console/docs", "code", "catalog.read", "y"),
+            Destination("About", "/console/about", "info", "own.write", ""),
         ),
     ),
 )

@@ -16,11 +16,15 @@ from litestar.datastructures import FormMultiDict
 
 from gateway.api.http.request import ApiRequest
 from gateway.billing.usage.report import Span, read_span
+from gateway.console.views.files import AS, CSV
 from gateway.errors import InvalidRequest, TollgateError
 from gateway.pricing import parse_usd
 
 ROWS: Final = 50
 """Rows of a page of a list."""
+FILE_ROWS: Final = 5_000
+"""Rows of a list as a file, unless the list has an export of its own."""
+SECONDS_MAX: Final = 1_000_000.0
 
 
 class Query:
@@ -31,6 +35,11 @@ class Query:
         self.values: Mapping[str, str] = {
             name: value for name, value in request.query_params.items() if value
         }
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows are wanted: a page of the list, or all of its file."""
+        return FILE_ROWS if self.values.get(AS) == CSV else ROWS
 
     def text(self, name: str) -> str | None:
         return self.values.get(name)
@@ -56,12 +65,32 @@ class Query:
         except ValueError as error:
             raise InvalidRequest("invalid_value", f"{name}: {error}.", param=name) from None
 
+    def seconds(self, name: str) -> int | None:
+        """Return a time that was entered in seconds, in microseconds. Raise ``InvalidRequest``."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = -1.0
+        if not 0 <= seconds <= SECONDS_MAX:
+            raise InvalidRequest(
+                "invalid_value", f"{name} is {value!r}; enter seconds, such as 2.5.", param=name
+            )
+        return round(seconds * 1_000_000)
+
     def span(self, zone: str) -> Span | None:
         """Return the days from ``from`` to ``to`` in a zone; None without either."""
         first, last = self.text("from"), self.text("to")
         if first is None and last is None:
             return None
         return read_span(first, last, zone, now=datetime.now(UTC))
+
+    def at(self, path: str, **changes: str | None) -> str:
+        """Return the address of another page with the filters of this one."""
+        _, _, query = self.url(**changes).partition("?")
+        return f"{path}?{query}" if query else path
 
     def url(self, **changes: str | None) -> str:
         """Return the address of this page with other filters; None removes one."""
@@ -88,9 +117,18 @@ class FormValues:
         value = self._form.get(name)
         return value.strip() or None if isinstance(value, str) else None
 
+    def raw(self, name: str) -> str:
+        """Return a text as it was sent."""
+        value = self._form.get(name)
+        return value if isinstance(value, str) else ""
+
     def words(self, name: str) -> list[str]:
         """Return names that are separated by commas or spaces."""
         return (self.text(name) or "").replace(",", " ").split()
+
+    def every(self, name: str) -> list[str]:
+        """Return the values of all ticked boxes with a name."""
+        return [each for each in self._form.getall(name, []) if isinstance(each, str) and each]
 
     def number(self, name: str) -> int | None:
         """Return a whole number. Raise ``InvalidRequest``."""
@@ -123,6 +161,22 @@ class FormValues:
     def values(self) -> dict[str, str]:
         """Return what was entered, to show the form again."""
         return {name: str(value) for name, value in self._form.items() if name != "csrf"}
+
+
+def local_moment(text: str, zone: str, name: str) -> datetime:
+    """Read a moment as browsers send it: without an offset, in the zone of the page.
+
+    Raise ``InvalidRequest``.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidRequest(
+            "invalid_value",
+            f"{text!r} is not a moment; write it as 2026-12-01T09:30, in {zone}.",
+            param=name,
+        ) from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=ZoneInfo(zone))).astimezone(UTC)
 
 
 async def read_form(request: ApiRequest) -> FormValues:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from sqlalchemy import Connection
 
 from gateway.accounts.accounts import Account, find_account
@@ -9,12 +11,18 @@ from gateway.console.visitors import Visitor
 from gateway.errors import NotFound
 from gateway.operations.accounts import find_owner
 
+ALL: Final = "all"
+"""In place of a name of an account: all of them. No account has this name."""
+
 
 def account_of(connection: Connection, visitor: Visitor, named: str | None) -> Account | None:
-    """Return the account of a page: the named one, otherwise the chosen one; None for all.
+    """Return the account of a page: the named one, otherwise the chosen one; None for all, also
+    where ``all`` is named.
 
     Raise ``NotFound`` unless the visitor may see it.
     """
+    if named == ALL and visitor.role is not None:
+        return None
     if named is not None:
         found = find_owner(connection, named)
         if visitor.role is None and found.id not in visitor.memberships:

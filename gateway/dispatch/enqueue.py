@@ -23,7 +23,7 @@ BATCH_PRIORITY: Final = -1
 """Priority of a batch's jobs in an engine, below that of interactive requests."""
 
 Status: TypeAlias = Literal["ok", "duplicate", "queue_full", "account_full"]
-
+CancelledBy: TypeAlias = Literal["client", "operator"]
 
 _BATCHES: Final = ":batch"
 
@@ -33,9 +33,14 @@ def flow_of(account_id: str, *, batch: bool) -> str:
     return f"{account_id}{_BATCHES}" if batch else account_id
 
 
+def is_batch_flow(flow: str) -> bool:
+    """Whether a flow is that of an account's batches."""
+    return flow.endswith(_BATCHES)
+
+
 def weights(settings: Settings) -> Callable[[str], float]:
     """Return a function from a flow's name to its weight in the queue of a model."""
-    return lambda flow: settings.batch_weight if flow.endswith(_BATCHES) else 1.0
+    return lambda flow: settings.batch_weight if is_batch_flow(flow) else 1.0
 
 
 class Dispatch:
@@ -104,9 +109,9 @@ class Dispatch:
         return sum(answer.status == "ok" for answer in answers)
 
     async def cancel(
-        self, model: str, request_id: RequestId
+        self, model: str, request_id: RequestId, reason: CancelledBy = "client"
     ) -> Literal["cancelled", "cancelling", "ended", "unknown"]:
-        return await self.queue(model).cancel(request_id)
+        return await self.queue(model).cancel(request_id, reason)
 
     async def move(self, model: str, request_id: RequestId) -> bool:
         """Redirect the events of a job to this process."""

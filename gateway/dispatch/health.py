@@ -21,9 +21,9 @@ from gateway.dispatch.waiting import Waiting, Weight
 from gateway.errors import TooManyRequests, Unavailable
 from gateway.sql.outages import QUEUE_OUTAGE
 from gateway.supervision import Beat, no_beat
+from workers.contract.announcements import Announcement, Workers
 from workers.contract.load import Load
 from workers.contract.queue import loads
-from workers.contract.streams import Announcement, Workers
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +86,8 @@ class QueueHealth:
         announcements = await self._workers.list()
         horizon = time.monotonic() - RECENT_S
         models = [model for model, asked in self._asked.items() if asked > horizon]
+        # Until a queue is empty, it is a demand, although nothing more is asked of it.
+        models += [name for name, load in self._loads.items() if load.live and name not in models]
         found = await loads(self._redis, models, namespace=self._namespace)
         self._announcements = tuple(announcements)
         self._loads = found
@@ -117,8 +119,22 @@ class QueueHealth:
                 "The queue server does not respond; nothing was accepted or charged.",
                 retry_after_s=2,
             )
-        needs_worker = waits or entry.upstream is not None
-        missing = availability(entry, self._announcements) if needs_worker else None
+        if waits or entry.upstream is not None:
+            await self.check_served(entry)
+        self._asked[entry.name] = time.monotonic()
+        waiting = self._waiting.get(entry.name)
+        wait_s = waiting.seconds(account) if waiting is not None else 0.0
+        if wait_s > wait_max_s:
+            raise TooManyRequests(
+                "queue_full",
+                f"Your next request to {entry.name} would be queued for about {wait_s:.0f} s, and "
+                f"at most {wait_max_s:.0f} s are accepted for this kind of request.",
+                retry_after_s=max(1, math.ceil(wait_s - wait_max_s)),
+            )
+
+    async def check_served(self, entry: CatalogEntry) -> None:
+        """Raise ``Unavailable`` if no worker serves a model, or is about to."""
+        missing = availability(entry, self._announcements)
         if missing is not None:
             await self.try_refresh(START_REFRESH_S)
             missing = availability(entry, self._announcements)
@@ -131,14 +147,4 @@ class QueueHealth:
                 f"{entry.name} is not available: {missing.reason}.",
                 retry_after_s=5 if set_up else None,
                 should_retry=set_up,
-            )
-        self._asked[entry.name] = time.monotonic()
-        waiting = self._waiting.get(entry.name)
-        wait_s = waiting.seconds(account) if waiting is not None else 0.0
-        if wait_s > wait_max_s:
-            raise TooManyRequests(
-                "queue_full",
-                f"Your next request to {entry.name} would be queued for about {wait_s:.0f} s, and "
-                f"at most {wait_max_s:.0f} s are accepted for this kind of request.",
-                retry_after_s=max(1, math.ceil(wait_s - wait_max_s)),
             )

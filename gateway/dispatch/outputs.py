@@ -5,8 +5,6 @@ Small outputs, which are nearly all, are in SQL and pass through unchanged.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 
 from gateway.errors import RequestFailed
@@ -32,9 +30,9 @@ async def with_output(blobs: Blobs, closed: ClosedRequest) -> ClosedRequest:
     if closed.output is None or closed.output.is_loaded:
         return closed
     try:
-        return replace(closed, output=await load(blobs, closed.output))
+        return msgspec.structs.replace(closed, output=await load(blobs, closed.output))
     except BlobMissing:
-        return replace(closed, output=None, kept_until=None)
+        return msgspec.structs.replace(closed, output=None, kept_until=None)
     except (BlobError, msgspec.DecodeError):
         raise RequestFailed(
             "blobs_unavailable",

@@ -35,22 +35,29 @@ class Waiter:
     """One reader of one request. ``next`` returns events until the request is settled."""
 
     def __init__(self) -> None:
-        self._events: list[SentEvent] = []
+        self.events: list[SentEvent] = []
+        """Events that ``next`` returns. While there are any, later ones are not taken."""
         self._woken = False
         self._waiting: asyncio.Future[None] | None = None
+        self.take: Callable[[SentEvent], bool] | None = None
+        """Takes an event as soon as it arrives, or declines it, so that ``next`` returns it."""
+        self.took = False
+        """Whether any event was taken; reset by the reader."""
         self.settled = False
         self.closed: ClosedRequest | None = None
         """The closed request, if it was settled in this process."""
 
     def push(self, event: SentEvent) -> None:
-        if len(self._events) >= BUFFER_MAX:
-            self._events.clear()
-        self._events.append(event)
+        """Let ``next`` return an event that was not taken."""
+        if len(self.events) >= BUFFER_MAX:
+            self.events.clear()
+        self.events.append(event)
         self.wake()
 
     def settle(self, closed: ClosedRequest | None) -> None:
         self.settled = True
         self.closed = closed
+        self.take = None
         self.wake()
 
     def wake(self) -> None:
@@ -68,7 +75,7 @@ class Waiter:
             except TimeoutError:
                 return []
         self._woken = False
-        events, self._events = self._events, []
+        events, self.events = self.events, []
         return events
 
 
@@ -116,7 +123,11 @@ class Waiters:
             if "." in event.request_id and self.on_step_event is not None:
                 self.on_step_event(event)
             for waiter in self._waiters.get(event.request_id, ()):
-                waiter.push(event)
+                take = waiter.take
+                if take is not None and not waiter.events and take(event):
+                    waiter.took = True
+                else:
+                    waiter.push(event)
 
     def settle(self, request_id: RequestId, closed: ClosedRequest | None = None) -> bool:
         """Wake the waiters of a settled request; return whether there were any."""

@@ -71,11 +71,11 @@ def devices(lines: str | None, environ: Mapping[str, str]) -> Iterator[Diagnosis
     found = [line.split(", ") for line in (lines or "").splitlines() if line.count(", ") == 3]
     for name, total, used, busy in found:
         yield ok("device", f"{name}, {total} MiB, of which {used} are in use, {busy} % busy")
-    if found and environ.get("TOLLGATE_DEVICE", "cpu") == "cpu":
+    if found and environ.get("TOLLGATE_DEVICE") == "cpu":
         yield warning(
             "device",
             "workers use the CPU, although there is a GPU",
-            "Set TOLLGATE_DEVICE=cuda:0 for the worker, or `options: {device: cuda:0}` in entries.",
+            "Unset TOLLGATE_DEVICE, so that workers use every GPU, or set it to cuda:0.",
         )
     if not found:
         yield note("device", "no NVIDIA GPU is found; models run on the CPU")

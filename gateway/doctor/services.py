@@ -16,8 +16,8 @@ from redis.asyncio import Redis
 from gateway.doctor.diagnosis import Diagnosis, note, ok, problem, warning
 from gateway.settings import Settings
 from gateway.up.queue_server import VERSION_MIN, NoQueueServer, find_server
+from workers.contract.announcements import Announcement, Workers
 from workers.contract.redis import connect
-from workers.contract.streams import Announcement, Workers
 
 PATIENCE_S: Final = 3.0
 PINGS: Final = 5

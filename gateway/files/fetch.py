@@ -154,7 +154,7 @@ class Fetcher:
                 return spool.read(part)
             case InlineSource(uri):
                 return _pieces(
-                    await asyncio.to_thread(decode, uri, param, self._bytes_max_of(source))
+                    await asyncio.to_thread(decode, uri, source, self._bytes_max_of(source))
                 )
             case UploadedSource(file_id):
                 return self._files.content(await self._files.find(account_id, file_id, param=param))
@@ -170,7 +170,7 @@ class Fetcher:
 
     async def _store(self, key: str, chunks: AsyncIterator[bytes], source: Source) -> BlobRef:
         most = self._bytes_max_of(source)
-        chunks = limit_bytes(chunks, most, _too_large(source.param, most))
+        chunks = limit_bytes(chunks, most, _too_large(source, most))
         content_type, whole = await identify(chunks, source.kind, source.param)
         return await self._blobs.put_stream(key, whole, content_type=content_type)
 
@@ -200,8 +200,9 @@ class Fetcher:
         raise _unreachable(param, f"more than {REDIRECTS_MAX} redirects")
 
 
-def decode(uri: str, param: str, bytes_max: int) -> bytes:
+def decode(uri: str, source: Source, bytes_max: int) -> bytes:
     """Read a data URI. Raise ``InvalidRequest``, or ``TooLarge`` before it is decoded."""
+    param = source.param
     head, comma, body = uri.partition(",")
     if not comma:
         raise InvalidRequest(
@@ -212,7 +213,7 @@ def decode(uri: str, param: str, bytes_max: int) -> bytes:
     if not head.endswith(";base64"):
         return unquote_to_bytes(body)
     if len(body) > bytes_max * 4 // 3 + 4:
-        raise _too_large(param, bytes_max)
+        raise _too_large(source, bytes_max)
     try:
         return base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError):
@@ -274,8 +275,12 @@ def _not_base64(param: str) -> TollgateError:
     )
 
 
-def _too_large(param: str, bytes_max: int) -> TollgateError:
-    return TooLarge("source_too_large", f"{param} has more than {bytes_max} bytes.", param=param)
+def _too_large(source: Source, bytes_max: int) -> TollgateError:
+    message = f"{source.param} has more than {bytes_max} bytes"
+    is_share = bytes_max == source.bytes_max != source.together_bytes_max
+    if is_share and source.together_bytes_max is not None:
+        message += f", its share of the {source.together_bytes_max} for all {source.kind}s together"
+    return TooLarge("source_too_large", f"{message}.", param=source.param)
 
 
 def _unreachable(param: str, why: str) -> TollgateError:

@@ -45,6 +45,14 @@ RETRY_PAUSE: Final = timedelta(minutes=10)
 CHUNK: Final = 100
 
 
+class SentOrder(msgspec.Struct, frozen=True):
+    """What was sent: ``input`` has the fields of ``POST /v1/requests``, without the files."""
+
+    model: str
+    task: str
+    input: dict[str, Any]
+
+
 class StoredInput(msgspec.Struct, frozen=True, omit_defaults=True):
     """Input of an accepted request, as in its job, with its attachments."""
 
@@ -52,6 +60,7 @@ class StoredInput(msgspec.Struct, frozen=True, omit_defaults=True):
     attachments: tuple[BlobRef, ...] = ()
     origin: str | None = None
     """Id of the request that this one is derived from."""
+    order: SentOrder | None = None
 
 
 class Cleared(NamedTuple):
@@ -128,7 +137,9 @@ class MediaStore:
 
     async def store_input(self, job: Job, data: bytes) -> BlobRef:
         """Store an input that is too large for the queue. Raise ``BlobError``."""
-        await self.register(int(job.account_id), job.request_id, STORED, None)
+        owner = int(job.account_id), job.request_id
+        # What was sent may be kept in the row already.
+        await self._database.write(lambda connection: _insert_stored(connection, [owner]))
         return await self._blobs.put(input_key(job.account_id, job.request_id), data)
 
     async def clear_input(self, account_id: int, request_id: str) -> None:
@@ -138,6 +149,15 @@ class MediaStore:
             await self._blobs.delete([input_key(str(account_id), request_id)])
         except BlobError as error:
             log.warning("could not delete the input of %s: %s", request_id, type(error).__name__)
+
+    async def release_input(self, account_id: int, request_id: str, *, keeps: bool) -> None:
+        """Delete the stored input of an ended request, and its row unless it ``keeps`` an output
+        or what was sent. Best effort, as ``clear_input``."""
+        query = select(media.c.asked.is_not(None)).where(media.c.request_id == request_id)
+        if keeps or await self._database.read(lambda each: bool(each.execute(query).scalar())):
+            await self.clear_input(account_id, request_id)
+        else:
+            await self.discard(account_id, request_id)
 
     async def describe(self, request_id: RequestId, asked: StoredInput) -> None:
         change = update(media).where(media.c.request_id == request_id)

@@ -74,6 +74,8 @@ class Source:
     param: str
     bytes_max: int | None = None
     """Maximum size in bytes, if smaller than the installation's."""
+    together_bytes_max: int | None = None
+    """Maximum size of all attachments of the request, if ``bytes_max`` is an equal share of it."""
 
 
 def read_given(value: Any) -> Given:

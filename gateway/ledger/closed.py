@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 
@@ -72,8 +71,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.stored is None or bool(self.value)
 
 
-@dataclass(frozen=True, slots=True)
-class ClosedRequest:
+class ClosedRequest(msgspec.Struct, frozen=True):
     """A request that has ended. ``output`` is None after its retention."""
 
     request_id: RequestId
@@ -92,7 +90,7 @@ class ClosedRequest:
     settled_at: datetime
     error: RequestError | None = None
     output: Output | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = {}
     service_class: ServiceClass = "standard"
     kept_until: datetime | None = None
     """End of the output's retention, if there is an output."""

@@ -82,6 +82,16 @@ _NO_LIMIT: Final[Mapping[tuple[int, str], int]] = {}
 _NO_LIMITS: Final[Mapping[int, Mapping[tuple[int, str], int]]] = {}
 
 
+def open_by_key(connection: Connection, account_id: int) -> dict[tuple[int, str], int]:
+    """Return how many requests of an account are open, by key and model."""
+    rows = connection.execute(
+        select(holds.c.key_id, holds.c.model, func.count().label("requests"))
+        .where(holds.c.account_id == account_id, holds.c.service_class == COUNTED)
+        .group_by(holds.c.key_id, holds.c.model)
+    )
+    return {(row.key_id, row.model): row.requests for row in rows}
+
+
 class OpenRequests:
     """Limits on the open requests of locked accounts and keys, while a batch is decided."""
 

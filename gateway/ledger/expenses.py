@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.pricing import Price, Unbookable, UnpricedUsage, charge, device_cost
+from gateway.pricing import Price, Unbookable, UnpricedUsage, charge_nanos, device_cost
 from workers.contract.attempts import RunDetails
 from workers.contract.jobs import Usage
 
@@ -90,7 +90,7 @@ def upstream_cost(price: Price, usage: Usage) -> int | None:
     if not usage.requests:
         return 0
     try:
-        return charge(price, usage).total_nanos
+        return charge_nanos(price, usage)
     except (UnpricedUsage, Unbookable, ValueError):
         return None
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, NamedTuple, TypeAlias
 
+import msgspec
 from sqlalchemy import Connection, bindparam, delete, func, insert, or_, select, tuple_, union_all
 
 from gateway.accounts.budgets import Budget
@@ -31,8 +32,7 @@ from gateway.tables.core import holds, idempotency, outputs, receipts
 from workers.contract.jobs import RequestId
 
 
-@dataclass(frozen=True, slots=True)
-class HoldRequest:
+class HoldRequest(msgspec.Struct, frozen=True):
     """A request to be accepted, and the amount to hold."""
 
     request_id: RequestId
@@ -59,8 +59,7 @@ class HoldRequest:
     """Whether the hold must survive a power failure by itself; if not, its settlement does."""
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(msgspec.Struct, frozen=True):
     """The request is accepted; it may exceed soft budgets."""
 
     request_id: RequestId
@@ -140,6 +139,14 @@ class OpenId(NamedTuple):
 
     request_id: RequestId
     queue: str
+
+
+class OwnedId(NamedTuple):
+    """Id of an open request, the model in whose queue it is, and its account."""
+
+    request_id: RequestId
+    queue: str
+    account_id: int
 
 
 _KNOWN: Final = CompiledStatement(
@@ -357,6 +364,14 @@ def read_open_ids(connection: Connection, *, after: str, until: str, limit: int)
         .limit(limit)
     )
     return [OpenId(RequestId(row[0]), row[1]) for row in connection.execute(query).all()]
+
+
+def find_open(connection: Connection, request_id: str) -> OwnedId | None:
+    """Find an open request; None if there is none of this id."""
+    queue = func.coalesce(holds.c.served_by, holds.c.model)
+    query = select(holds.c.request_id, queue, holds.c.account_id)
+    row = connection.execute(query.where(holds.c.request_id == request_id)).one_or_none()
+    return None if row is None else OwnedId(RequestId(row[0]), row[1], row[2])
 
 
 def read_jobs(connection: Connection, ids: Sequence[str]) -> list[OpenHold]:

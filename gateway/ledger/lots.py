@@ -28,6 +28,8 @@ class Lot:
     amount_nanos: int
     remaining_nanos: int
     expires_at: datetime | None
+    transfer_id: int | None = None
+    """The transfer that booked it."""
 
 
 PRIORITY: Final[Mapping[LotKind, int]] = {"free": 10, "promo": 50, "paid": 100}
@@ -41,6 +43,7 @@ _OPEN: Final = CompiledStatement(
         lots.c.amount_nanos,
         lots.c.remaining_nanos,
         lots.c.expires_at,
+        lots.c.transfer_id,
     )
     # A literal: with a parameter, a prepared plan could not use the partial index.
     .where(any_of(lots.c.account_id, "accounts"), lots.c.remaining_nanos > literal_column("0"))
@@ -108,7 +111,13 @@ def consume(
 def open_lots(connection: Connection, account_id: int) -> list[Lot]:
     """List an account's lots in the order in which they are consumed."""
     return [
-        Lot(row["kind"], row["amount_nanos"], row["remaining_nanos"], row["expires_at"])
+        Lot(
+            row["kind"],
+            row["amount_nanos"],
+            row["remaining_nanos"],
+            row["expires_at"],
+            row["transfer_id"],
+        )
         for row in _OPEN.rows(connection, accounts=[account_id])
     ]
 

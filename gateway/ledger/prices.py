@@ -8,6 +8,7 @@ begun can be cancelled: its row stays and has no effect.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, TypedDict
@@ -37,6 +38,8 @@ OPERATOR_NOTICE_S: Final = 10.0
 """Minimum time between an operator's price change and its start, so that every gateway reads it.
 Commands run in a separate process, which gateways do not notice."""
 
+PRICES_READ: Final = 1000
+"""Prices of one statement."""
 _TICK: Final = timedelta(microseconds=1)
 _SHOWN: Final = timedelta(seconds=1)
 """Precision with which commands display the start of a price."""
@@ -346,6 +349,15 @@ def read_price(connection: Connection, price_id: int, cache: PriceCache) -> Pric
         row = connection.execute(select(prices).where(prices.c.id == price_id)).mappings().one()
         price = cache[price_id] = _parse(row)
     return price
+
+
+def read_prices(connection: Connection, ids: Iterable[int], cache: PriceCache) -> None:
+    """Read prices into the cache, many in one statement."""
+    missing = sorted(set(ids) - set(cache))
+    for start in range(0, len(missing), PRICES_READ):
+        some = missing[start : start + PRICES_READ]
+        rows = connection.execute(select(prices).where(prices.c.id.in_(some))).mappings()
+        cache.update((row["id"], _parse(row)) for row in rows)
 
 
 def store_price(connection: Connection, model: str, price: Price) -> int:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
 from sqlalchemy import Connection, bindparam, delete, insert
 
+from gateway.checks.moments import MICROSECOND
 from gateway.ledger.balances import Balances, lock_balances
 from gateway.ledger.bounds import settle_windows
-from gateway.ledger.closed import UNITS, ClosedRequest, Output, RequestError, Status
+from gateway.ledger.closed import ClosedRequest, Output, RequestError, Status
 from gateway.ledger.concurrency import COUNTED
 from gateway.ledger.expenses import (
     NO_RATES,
@@ -34,7 +34,7 @@ from gateway.ledger.lots import consume
 from gateway.ledger.prices import PriceCache, read_price
 from gateway.ledger.steps import Running, StepLine, charge_steps, measure_steps, write_steps
 from gateway.ledger.workflow_plan import plan_of
-from gateway.pricing import UnpricedUsage, charge, clip, quote
+from gateway.pricing import UnpricedUsage, charge_nanos, clip, quote
 from gateway.sql.statements import CompiledStatement, Row, any_of
 from gateway.tables.core import (
     SYSTEM_ACCOUNTS,
@@ -63,8 +63,7 @@ _UNREADABLE: Final[Mapping[str, Any]] = {
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(msgspec.Struct, frozen=True):
     """The end of a request. ``billable``: whether its usage is charged."""
 
     request_id: RequestId
@@ -82,8 +81,7 @@ class Settlement:
     """Idempotency key to delete, so that the key can be used again: the queue was full."""
 
 
-@dataclass(frozen=True, slots=True)
-class Closing:
+class Closing(msgspec.Struct, frozen=True):
     """A request that this call closed. ``clipped``: its usage exceeded its limits."""
 
     closed: ClosedRequest
@@ -241,7 +239,7 @@ def _close(
         log.error("closing %s, whose job cannot be read: %s", row["request_id"], problem)
         readable, job, plan, steps = False, _stand_in(row), None, None
         if settlement.billable or settlement.status == "succeeded":
-            settlement = replace(settlement, **_UNREADABLE)
+            settlement = msgspec.structs.replace(settlement, **_UNREADABLE)
     if not readable:
         usage, timings, clipped = NOTHING, settlement.timings, False
     elif steps is None:
@@ -263,8 +261,7 @@ def _close(
                 lines = charge_steps(connection, lines, prices)
                 cost_nanos = sum(line.charge_nanos for line in lines)
             else:
-                bill = charge(read_price(connection, row["price_id"], prices), usage)
-                cost_nanos = bill.total_nanos
+                cost_nanos = charge_nanos(read_price(connection, row["price_id"], prices), usage)
         except (UnpricedUsage, ValueError) as problem:
             status, reason = "failed", "unpriced_usage"
             error = RequestError("unpriced_usage", f"The usage could not be priced: {problem}.")
@@ -278,7 +275,7 @@ def _close(
     model = row["served_by"] or row["model"]
     served_by = row["served_by"] or settlement.run.served_by
     run = msgspec.structs.replace(settlement.run, served_by=served_by)
-    total_us = int((now - row["accepted_at"]) / timedelta(microseconds=1))
+    total_us = (now - row["accepted_at"]) // MICROSECOND
     if steps is None:
         run, expense_nanos = with_cost(run, rates, model, usage)
     else:
@@ -427,13 +424,13 @@ def _receipt(row: Row, closed: ClosedRequest, charges: Mapping[int, int]) -> dic
         "reason": closed.reason,
         "hold_nanos": closed.hold_nanos,
         "charge_nanos": closed.cost_nanos,
-        **{unit: getattr(closed.usage, unit) for unit in UNITS},
+        **msgspec.structs.asdict(closed.usage),
         "attributes": closed.usage.attributes or None,
-        "timings": msgspec.to_builtins(closed.timings),
+        "timings": closed.timings,
         "metadata": row["metadata"],
         "windows": row["windows"],
-        "error": msgspec.to_builtins(closed.error) if closed.error else None,
-        "run": msgspec.to_builtins(closed.run) or None,
+        "error": closed.error,
+        "run": None if closed.run == NO_RECORD else closed.run,
         "expense_nanos": closed.expense_nanos,
         "service_class": closed.service_class,
         "accepted_at": closed.accepted_at,

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, RowMapping, delete, insert, select
 from gateway.ledger.closed import RequestError, warnings_of
 from gateway.ledger.prices import PriceCache, read_price
 from gateway.ledger.workflow_plan import PlannedStep, StepId, WorkflowPlan, combined
-from gateway.pricing import Line, Price, charge, clip
+from gateway.pricing import Line, Price, charge, charge_nanos, clip
 from gateway.tables.workflows import receipt_steps, steps
 from workers.contract.jobs import PromptWarning, RequestId, Timings, Usage
 
@@ -175,7 +175,7 @@ def itemized(
 
 
 def _due(line: StepLine, price: Price) -> int:
-    return charge(price, line.usage).total_nanos if line.status == "succeeded" else 0
+    return charge_nanos(price, line.usage) if line.status == "succeeded" else 0
 
 
 def _line(step: PlannedStep, attempts: Sequence[RowMapping]) -> tuple[StepLine, bool]:

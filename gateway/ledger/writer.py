@@ -62,6 +62,12 @@ class LedgerWriter:
         one = database.engine.dialect.name == "sqlite"
         self._ends: GroupCommit[Entry, Any] = self._begins if one else GroupCommit(write)
 
+    @property
+    def committed(self) -> tuple[int, int]:
+        """Number of batches that were written so far, and of the entries in them."""
+        groups = {self._begins, self._ends}
+        return sum(each.batches for each in groups), sum(each.items for each in groups)
+
     def hold(self, request: HoldRequest) -> asyncio.Future[HoldAnswer]:
         """Decide a request, and hold for it if it is accepted."""
         return self._begins.submit(request)

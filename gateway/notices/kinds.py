@@ -19,6 +19,7 @@ AccountKind: TypeAlias = Literal[
     "webhook.failing",
     "month.closed",
     "price.changed",
+    "access.asked",
 ]
 OperatorKind: TypeAlias = Literal[
     "budget.passed",

@@ -18,7 +18,7 @@ from gateway.notices.store import OUTBOX, StoredNotice, find_notice
 from gateway.notices.subscriptions import address_of
 from gateway.sql.database import Database
 from gateway.webhooks.outbox import Claimed
-from gateway.webhooks.sender import Poster, Sender, SendFailed, Turn
+from gateway.webhooks.sender import Poster, ReceiverAnswer, Sender, SendFailed, Turn
 
 _OUTCOMES: Final = {"delivered": "sent", "gone": "failed", "failed": "failed"}
 
@@ -36,7 +36,7 @@ class NoticeSender(Sender):
         self._poster = poster
         self._mailer = mailer
 
-    async def send(self, client: httpx.AsyncClient, one: Claimed) -> int:
+    async def send(self, client: httpx.AsyncClient, one: Claimed) -> ReceiverAnswer:
         told = await self._database.read(lambda connection: find_notice(connection, one.id))
         if told is None:
             raise NotFound("not_found", "The notice was deleted.")
@@ -53,7 +53,7 @@ class NoticeSender(Sender):
         if told.kind == CONFIRMATION:
             token = confirmation_token(self._pepper, one.account_id, one.url)
             told = replace(told, text=f"{told.text}\n\n{token}")
-        return await self._mailer.send(to, told, id=one.id)
+        return ReceiverAnswer(await self._mailer.send(to, told, id=one.id))
 
     def count(self, turn: Turn) -> None:
         for (outcome, kind), number in turn.ends.items():

@@ -18,7 +18,7 @@ from gateway.notices.kinds import TITLE_MAX, Notice
 from gateway.notices.subscriptions import Subscription, subscriptions_of
 from gateway.sql.database import upsert
 from gateway.tables.notices import notice_attempts, notice_deliveries, notices
-from gateway.webhooks.deliveries import Attempt
+from gateway.webhooks.deliveries import Attempt, read_attempt
 from gateway.webhooks.outbox import Outbox
 
 ID_PREFIX: Final = "notice_"
@@ -127,9 +127,7 @@ def deliveries_of(
         .order_by(of.c.delivery_id, of.c.number)
     )
     for row in connection.execute(tried) if ids else ():
-        attempts.setdefault(row.delivery_id, []).append(
-            Attempt(row.number, row.started_at, row.duration_ms, row.code, row.error)
-        )
+        attempts.setdefault(row.delivery_id, []).append(read_attempt(row))
     found: dict[str, list[NoticeDelivery]] = {one: [] for one in ids}
     sent = select(table).where(table.c.notice_id.in_(ids)).order_by(table.c.id)
     for row in connection.execute(sent) if ids else ():

@@ -38,6 +38,13 @@ class AccountChange(Body):
     status: Literal["active", "suspended", "closed"] | None = None
     report_tz: str | None = None
     name: Name | None = None
+    keep_inputs: bool | None = None
+
+
+class OwnAccountChange(Body):
+    """What the owner of an account can change of it."""
+
+    keep_inputs: bool
 
 
 class AccountView(TypedDict):
@@ -51,6 +58,7 @@ class AccountView(TypedDict):
     credit_limit: str
     allowance: str
     report_tz: str
+    keep_inputs: bool
     created_at: str
 
 
@@ -96,6 +104,7 @@ def change(
         status=body.status,
         report_tz=body.report_tz,
         name=body.name,
+        keep_inputs=body.keep_inputs,
     )
     view = account_view(changed)
     record(
@@ -108,6 +117,14 @@ def change(
         after=view,
     )
     return view
+
+
+def change_own(
+    connection: Connection, author: Author, account_id: int, body: OwnAccountChange
+) -> AccountView:
+    """Change what is the owner's to decide."""
+    change_ = AccountChange(keep_inputs=body.keep_inputs)
+    return change(connection, author, f"id:{account_id}", change_)
 
 
 def find_owner(connection: Connection, account: str | int) -> Account:
@@ -142,5 +159,6 @@ def account_view(account: Account) -> AccountView:
         "credit_limit": format_usd(account.credit_limit_nanos),
         "allowance": format_usd(account.allowance_nanos),
         "report_tz": account.report_tz,
+        "keep_inputs": account.keep_inputs,
         "created_at": timestamp(account.created_at),
     }

@@ -72,7 +72,7 @@ def read_filter(
     """
     if act is not None:
         check_role(role, area_of(act), write=False)
-    readable = [each for each in ACTS if may(role, area_of(each), write=False)]
+    readable = readable_acts(role)
     return AuditFilter(
         owner_id(connection, account),
         actor,
@@ -84,6 +84,11 @@ def read_filter(
         ends_at,
         None if len(readable) == len(ACTS) else readable,
     )
+
+
+def readable_acts(role: Role) -> list[Act]:
+    """List the acts in the areas that a role may read."""
+    return [each for each in ACTS if may(role, area_of(each), write=False)]
 
 
 def list_page(

@@ -235,6 +235,12 @@ def of_account(connection: Connection, owner: Account) -> list[BudgetView]:
     return views
 
 
+def of_account_itself(connection: Connection, account_id: int) -> list[BudgetView]:
+    """List the budgets of an account as a whole: none of its keys or of its organisation."""
+    found = list_budgets(connection, account_id)
+    return _views(connection, [each for each in found if each.key_id is None])
+
+
 def of_organisation(connection: Connection, organisation: Organisation) -> list[BudgetView]:
     return _views(connection, list_budgets(connection, organisation_id=organisation.id))
 

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, select
 from gateway.archive.bring_back import Rows, bring_back
 from gateway.archive.marks import Archive, accepted_archives
 from gateway.audit_log import Act, Author, record
-from gateway.billing.charged import COLUMNS, archived_charged
+from gateway.billing.charged import COLUMNS, NoteProgress, archived_charged
 from gateway.billing.corrections import ArchivedCorrections, Correction, overpaid, plan, post
 from gateway.checks.entered import BALANCE_MAX_NANOS, REFERENCE_MAX, check_amount, check_text
 from gateway.checks.moments import timestamp
@@ -205,6 +205,7 @@ def correct(
     reason: str,
     dry_run: bool,
     archived: ArchivedCorrections | None = None,
+    progress: NoteProgress | None = None,
 ) -> CorrectionsView:
     """Refund what requests accepted in a span paid beyond the right price, once per reference.
 
@@ -219,6 +220,7 @@ def correct(
         ends_at=ends_at,
         account_id=account_id,
         archived=archived,
+        progress=progress,
     )
     booked = 0
     if not dry_run:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
 from pydantic import ConfigDict
 from sqlalchemy import Connection
 
-from gateway.accounts.accounts import Account, find_account, list_accounts
+from gateway.accounts.accounts import Account, account_names, find_account
 from gateway.accounts.limits import Limit as RateLimit
 from gateway.accounts.limits import list_limits, remove_limit, set_limit
 from gateway.accounts.locks import lock_accounts
@@ -67,14 +67,14 @@ def put(connection: Connection, author: Author, body: RateLimitBody) -> RateLimi
     lock_accounts(connection, [owner.id])
     known = list_limits(connection, owner.id)
     replaced = [one for one in known if (one.key_id, one.model) == place]
-    (view,) = _views([owner], [set_limit(connection, limit)])
+    (view,) = _views({owner.id: owner.name}, [set_limit(connection, limit)])
     record(
         connection,
         author,
         "limit.set",
         _subject(limit),
         account_id=owner.id,
-        before=_views([owner], replaced)[0] if replaced else None,
+        before=_views({owner.id: owner.name}, replaced)[0] if replaced else None,
         after=view,
     )
     return view
@@ -85,11 +85,12 @@ def list_all(connection: Connection, account: str | None) -> list[RateLimitView]
     """List the limits of one account or of all."""
     if account is not None:
         return of_account(connection, find_account(connection, account))
-    return _views(list_accounts(connection), list_limits(connection))
+    found = list_limits(connection)
+    return _views(account_names(connection, {each.account_id for each in found}), found)
 
 
 def of_account(connection: Connection, owner: Account) -> list[RateLimitView]:
-    return _views([owner], list_limits(connection, owner.id))
+    return _views({owner.id: owner.name}, list_limits(connection, owner.id))
 
 
 @refusals()
@@ -98,7 +99,7 @@ def remove(
 ) -> RateLimitView:
     owner = find_account(connection, account)
     removed = remove_limit(connection, owner.id, key_id=key, model=model)
-    (view,) = _views([owner], [removed])
+    (view,) = _views({owner.id: owner.name}, [removed])
     record(connection, author, "limit.remove", _subject(removed), account_id=owner.id, before=view)
     return view
 
@@ -119,8 +120,7 @@ def _subject(limit: RateLimit) -> str:
     return f"account {limit.account_id}{key}{model}"
 
 
-def _views(owners: Sequence[Account], found: Sequence[RateLimit]) -> list[RateLimitView]:
-    names = {owner.id: owner.name for owner in owners}
+def _views(names: Mapping[int, str], found: Sequence[RateLimit]) -> list[RateLimitView]:
     return [
         {
             "object": "rate_limit",

@@ -1,7 +1,9 @@
-"""Prices, of the list or of one account: list, set, end, cancel."""
+"""Prices, of the list or of one account: list, set, end, cancel, try on the past."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -9,8 +11,12 @@ from pydantic import ConfigDict, Field
 from sqlalchemy import Connection
 
 from gateway.audit_log import Author, record
+from gateway.billing.charged import NoteProgress
+from gateway.billing.usage.report import Span, read_span
+from gateway.billing.usage.whatif import RepricedUsage, total_of, whatif
 from gateway.catalog.price_overrides import (
     InvalidPriceOverride,
+    read_offer,
     read_price_override,
     read_scheduled,
     read_start,
@@ -25,12 +31,14 @@ from gateway.ledger.prices import (
     cancel_price,
     price_periods_of,
     read_price,
+    read_prices,
     set_price,
 )
 from gateway.operations.accounts import owner_id
 from gateway.operations.bodies import Body, Name, Reason
 from gateway.operations.refusals import refusals, sentence
 from gateway.pricing import Price, format_usd
+from workers.contract.blobs import Blobs
 
 
 class PriceBody(Body):
@@ -83,6 +91,66 @@ class PriceCancelBody(Body):
     reason: Reason
 
 
+class OfferBody(Body):
+    """A price that is tried."""
+
+    price: list[dict[str, Any]]
+    minimum: str | None = None
+
+
+class PriceTrialBody(Body):
+    """Prices by model, and the days or moments of which the requests are priced again."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "prices": {
+                        "pocket-chat": {
+                            "price": [{"unit": "output_token", "amount": "0.05", "per": 1000000}]
+                        }
+                    },
+                    "from": "2026-10-01",
+                    "to": "2026-10-31",
+                }
+            ]
+        },
+    )
+
+    prices: Annotated[dict[Name, OfferBody], Field(min_length=1, max_length=1000)]
+    account: str | None = None
+    first: Annotated[str | None, Field(alias="from")] = None
+    last: Annotated[str | None, Field(alias="to")] = None
+    tz: str = "UTC"
+
+
+class RepricedView(TypedDict):
+    """Requests of a model: what they cost, and what they would have cost.
+
+    Those that the other price does not cover are counted separately, in neither amount.
+    """
+
+    model: str
+    requests: int
+    charged: str
+    would_be: str
+    difference: str
+    not_priced: int
+    not_priced_charged: str
+
+
+PriceTrialView = TypedDict(
+    "PriceTrialView",
+    {
+        "object": Literal["whatif"],
+        "from": str,
+        "to": str,
+        "data": list[RepricedView],
+        "total": RepricedView,
+    },
+)
+
+
 class PricePartView(TypedDict):
     unit: str
     amount: str
@@ -128,6 +196,7 @@ def list_all(
 ) -> list[PriceView]:
     """Return every price that was, is or will be in force, or was cancelled."""
     found = price_periods_of(connection, model=model, account_id=owner_id(connection, account))
+    read_prices(connection, (each.price_id for each in found if each.price_id is not None), cache)
     return [price_view(period, _price_of(connection, period, cache)) for period in found]
 
 
@@ -140,7 +209,7 @@ def put(connection: Connection, author: Author, body: PriceBody, price: Price | 
             "A list price does not end; send the price that follows.",
             param="price",
         )
-    starts_at = read_start(body.starts, datetime.now(UTC))
+    starts_at = start_of(body)
     account_id = owner_id(connection, body.account)
     made = set_price(
         connection,
@@ -164,15 +233,19 @@ def put(connection: Connection, author: Author, body: PriceBody, price: Price | 
     return view
 
 
+def start_of(body: PriceBody) -> datetime:
+    """Return the start of a price. Raise ``InvalidRequest`` if it is too early."""
+    with _start_refused():
+        return read_start(body.starts, datetime.now(UTC))
+
+
 @refusals()
 def cancel(
     connection: Connection, author: Author, body: PriceCancelBody, *, cache: PriceCache
 ) -> PriceView:
     """Cancel a price that has not begun."""
-    try:
+    with _start_refused():
         starts_at = read_scheduled(body.starts)
-    except InvalidPriceOverride as error:
-        raise InvalidRequest("invalid_value", sentence(error), param="from") from None
     account_id = owner_id(connection, body.account)
     period = cancel_price(
         connection,
@@ -194,6 +267,73 @@ def cancel(
         reason=body.reason,
     )
     return view
+
+
+@refusals(param="prices")
+def read_offers(prices: Mapping[str, OfferBody]) -> dict[str, Price]:
+    """Read prices by model. What a model uses is not checked: usage without a price is counted."""
+    found = {}
+    for model, body in prices.items():
+        minimum = {} if body.minimum is None else {"minimum": body.minimum}
+        found[model] = read_offer(model, {"price": body.price, **minimum})
+    return found
+
+
+def what_if(
+    connection: Connection,
+    prices: Mapping[str, Price],
+    span: Span,
+    *,
+    account: str | None = None,
+    model: str | None = None,
+    without_accounts: Collection[int] = (),
+    blobs: Blobs | None = None,
+    progress: NoteProgress | None = None,
+) -> PriceTrialView:
+    """Return what the charged requests of a span would have cost at other prices, by model."""
+    found = whatif(
+        connection,
+        prices,
+        starts_at=span.starts_at,
+        ends_at=span.ends_at,
+        account_id=owner_id(connection, account),
+        model=model,
+        without_accounts=without_accounts,
+        blobs=blobs,
+        progress=progress,
+    )
+    return {
+        "object": "whatif",
+        "from": span.starts_at.astimezone(span.zone).isoformat(),
+        "to": span.ends_at.astimezone(span.zone).isoformat(),
+        "data": [_repriced_view(each) for each in found],
+        "total": _repriced_view(total_of(found)),
+    }
+
+
+def what_if_span(body: PriceTrialBody) -> Span:
+    return read_span(body.first, body.last, body.tz, now=datetime.now(UTC))
+
+
+@contextlib.contextmanager
+def _start_refused() -> Iterator[None]:
+    """Translate the refusal of a start."""
+    try:
+        yield
+    except InvalidPriceOverride as error:
+        raise InvalidRequest("invalid_value", sentence(error), param="from") from None
+
+
+def _repriced_view(each: RepricedUsage) -> RepricedView:
+    return {
+        "model": each.model,
+        "requests": each.requests,
+        "charged": format_usd(each.charged_nanos),
+        "would_be": format_usd(each.repriced_nanos),
+        "difference": format_usd(each.difference_nanos),
+        "not_priced": each.unpriced_requests,
+        "not_priced_charged": format_usd(each.unpriced_nanos),
+    }
 
 
 def _price_of(connection: Connection, period: PricePeriod, cache: PriceCache) -> Price | None:
@@ -230,3 +370,12 @@ def price_view(period: PricePeriod, price: Price | None) -> PriceView:
             "reason": period.cancelled.reason,
         },
     }
+
+
+def offer_digest(price: Price) -> list[Any]:
+    """Return what two prices have in common if they are the same."""
+    parts = [
+        [part.unit, part.amount_nanos, part.per, sorted(part.when.items())]
+        for part in price.components
+    ]
+    return [parts, price.minimum_nanos]

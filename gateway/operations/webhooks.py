@@ -1,4 +1,4 @@
-"""Webhook deliveries: list, send again."""
+"""Webhook deliveries: list, send again. The secret that signs them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from urllib.parse import urlsplit
 
 from sqlalchemy import Connection
 
-from gateway.audit_log import Author, record
+from gateway.audit_log import AuditFilter, Author, list_events, record
 from gateway.checks.moments import timestamp
 from gateway.errors import NotFound
 from gateway.ids import is_request_id
 from gateway.webhooks.deliveries import Attempt, Delivery, Status, list_deliveries, send_again
+from gateway.webhooks.sender import signing_secret
 
 
 class AttemptView(TypedDict):
-    """One attempt; ``code`` is the receiver's HTTP status."""
+    """One attempt; ``code`` is the receiver's HTTP status, ``answer`` begins its response."""
 
     number: int
     started_at: str
     duration_ms: int
     code: int | None
     error: str | None
+    answer: str | None
 
 
 class DeliveryView(TypedDict):
@@ -92,6 +94,20 @@ def resend(
     return delivery_view(found)
 
 
+def reveal_secret(
+    connection: Connection, author: Author, account_id: int, *, pepper: bytes
+) -> str | None:
+    """Return the secret that signs an account's webhooks, and record who read it.
+
+    None if this call of the author has read it before: a page that is reloaded shows it no more.
+    """
+    wanted = AuditFilter(call_id=author.call_id, account_id=account_id)
+    if list_events(connection, wanted, limit=1):
+        return None
+    record(connection, author, "webhook.reveal", f"account {account_id}", account_id=account_id)
+    return signing_secret(pepper, account_id)
+
+
 def delivery_view(found: Delivery) -> DeliveryView:
     """Return the view of a delivery. An attempt that a stopping gateway interrupted is missing."""
     return {
@@ -115,6 +131,7 @@ def attempt_views(attempts: Sequence[Attempt]) -> list[AttemptView]:
             "duration_ms": attempt.duration_ms,
             "code": attempt.code,
             "error": attempt.error,
+            "answer": attempt.answer,
         }
         for attempt in attempts
     ]

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, TypeAlias
 
-from sqlalchemy import Connection, RowMapping, insert, select, update
+from sqlalchemy import Connection, RowMapping, insert, select, tuple_, update
 
 from gateway import metrics
 from gateway.accounts.locks import lock_accounts
+from gateway.errors import InvalidRequest
 from gateway.ledger.periods import booking_time
 from gateway.ledger.reconcile import Finding
 from gateway.ledger.transfers import add_credit, chargeback
@@ -82,13 +83,31 @@ def set_reference(connection: Connection, payment_id: str, reference: str) -> No
 
 
 def list_payments(
-    connection: Connection, account_id: int, *, payment_id: str | None = None, limit: int = 100
+    connection: Connection,
+    account_id: int | None,
+    *,
+    payment_id: str | None = None,
+    limit: int = 100,
+    after: str | None = None,
 ) -> list[Payment]:
-    """List an account's payments, newest first, or only the one with an id."""
-    query = select(payments).where(payments.c.account_id == account_id)
+    """List the payments of an account or of all, newest first, or only the one with an id.
+
+    ``after``: the id of the last payment of the page before.
+    """
+    query = select(payments)
+    if account_id is not None:
+        query = query.where(payments.c.account_id == account_id)
     if payment_id is not None:
         query = query.where(payments.c.id == payment_id)
-    query = query.order_by(payments.c.created_at.desc(), payments.c.id).limit(limit)
+    if after is not None:
+        last = select(payments.c.created_at, payments.c.id).where(payments.c.id == after)
+        place = connection.execute(last).first()
+        if place is None:
+            raise InvalidRequest(
+                "invalid_value", f"cursor is {after!r}, which no page has.", param="cursor"
+            )
+        query = query.where(tuple_(payments.c.created_at, payments.c.id) < tuple(place))
+    query = query.order_by(payments.c.created_at.desc(), payments.c.id.desc()).limit(limit)
     return [_payment(row) for row in connection.execute(query).mappings()]
 
 

@@ -6,7 +6,7 @@ Those of GPUs are in ``gpus.yaml``, with their sources.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -103,6 +103,18 @@ def own_gpu(figures: Mapping[str, float | None]) -> Device | None:
         dict.fromkeys(PRECISIONS, max(1, round(given["tflops"] * TERA))),
         note="figures as given, with the same peak at every precision",
     )
+
+
+def choose_devices(
+    names: Sequence[str], described: Mapping[str, float | None]
+) -> tuple[Device, ...]:
+    """Return the GPUs of some names, and the one that is described by its figures, if one is.
+
+    Raise ``LookupError`` if a name is unknown, ``ValueError`` if a GPU is described in part.
+    """
+    own = own_gpu(described)
+    found = tuple(find_gpu(name) for name in names)
+    return found if own is None else (*found, own)
 
 
 def find_gpu(name: str) -> Device:

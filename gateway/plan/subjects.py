@@ -14,11 +14,24 @@ from gateway.plan.shapes import Shape, find_shape, read_checkpoint, read_config,
 from workers.contract.models import locate
 
 DIMENSIONS: Final = ("params", "layers", "kv_heads", "head_dim")
-_TASKS: Final[Mapping[str, Task]] = {
+PIPELINE_TASKS: Final[Mapping[str, Task]] = {
     "PocketVideoPipeline": "text-to-video",
     "WanPipeline": "text-to-video",
     "WanImageToVideoPipeline": "image-to-video",
     "LTXPipeline": "text-to-video",
+    "LTX2Pipeline": "text-to-video",
+    "CogVideoXPipeline": "text-to-video",
+    "CogVideoXImageToVideoPipeline": "image-to-video",
+    "HunyuanVideo15Pipeline": "text-to-video",
+    "HunyuanVideo15ImageToVideoPipeline": "image-to-video",
+    "MochiPipeline": "text-to-video",
+    "StableDiffusionInpaintPipeline": "image-edit",
+    "StableDiffusionXLInpaintPipeline": "image-edit",
+    "StableDiffusionInstructPix2PixPipeline": "image-edit",
+    "FluxFillPipeline": "image-edit",
+    "FluxKontextPipeline": "image-edit",
+    "QwenImageEditPipeline": "image-edit",
+    "QwenImageEditPlusPipeline": "image-edit",
     "musicgen": "text-to-music",
     "csm": "text-to-speech",
     "bark": "text-to-speech",
@@ -108,13 +121,17 @@ def _read(path: Path) -> Model:
         return read_generator(path)
     config = read_config(path / "config.json")
     kinds = (config.get("model_type"), config.get("architecture"))
-    return read_generator(path) if any(kind in _TASKS for kind in kinds) else read_checkpoint(path)
+    return (
+        read_generator(path)
+        if any(kind in PIPELINE_TASKS for kind in kinds)
+        else read_checkpoint(path)
+    )
 
 
 def _task(model: Model) -> Task:
     if isinstance(model, Shape):
         return "text-generation"
-    return model.task or _TASKS.get(model.pipeline, "text-to-image")
+    return model.task or PIPELINE_TASKS.get(model.pipeline, "text-to-image")
 
 
 def _known() -> str:

@@ -27,7 +27,7 @@ from gateway.errors import TollgateError, TooManyRequests, Unavailable
 from gateway.failpoints import reach
 from gateway.ledger.holds import Held, HoldAnswer, HoldRequest, Replayed
 from gateway.ledger.writer import LedgerWriter
-from gateway.requests.attachments import QUEUED_BYTES_MAX, Attachments, keeps_blobs
+from gateway.requests.attachments import QUEUED_BYTES_MAX, Attachments, keeps_row
 from gateway.requests.caller import Caller
 from gateway.requests.doubt import Doubts
 from gateway.requests.incremental_holds import IncrementalHold
@@ -113,7 +113,7 @@ class Admission:
             refuse_overrun(caller.taken.usages)
         else:
             caller.taken = RateReservation()
-        keeps = keeps_blobs(quoted.task, quoted.prepared)
+        keeps = keeps_row(key, submission, quoted.task, quoted.prepared)
         try:
             blobs: tuple[BlobRef, ...] = ()
             if keeps:
@@ -122,8 +122,11 @@ class Admission:
                     request_id,
                     quoted.task,
                     quoted.prepared,
-                    origin=submission.origin,
+                    submission=submission,
                 )
+                if quoted.prepared.measured_by is not None:
+                    measure = self._attachments.measure
+                    quoted = quoted.bounded(await measure(quoted.prepared, entry, blobs[0]))
             reach("sources_stored")
             admitted = await self._accept(caller, quoted, runs_on, request_id, now, blobs)
         except TollgateError:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 
-from gateway.dispatch.enqueue import Dispatch
+from gateway.dispatch.enqueue import CancelledBy, Dispatch
 from gateway.dispatch.waiters import Waiters
 from gateway.errors import NotFound
 from gateway.ledger.closed import ClosedRequest
@@ -43,12 +43,12 @@ class Cancellation:
         self._leaving: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
 
-    async def cancel(self, model: str, request_id: RequestId) -> None:
+    async def cancel(self, model: str, request_id: RequestId, by: CancelledBy = "client") -> None:
         """Cancel a request, which may have ended already."""
-        answer = await self._dispatch.cancel(model, request_id)
+        answer = await self._dispatch.cancel(model, request_id, by)
         if answer == "unknown":
             # Nothing runs that the queue does not know, so the hold is released here.
-            await self._settler.give_up(request_id, status="cancelled", reason="client")
+            await self._settler.give_up(request_id, status="cancelled", reason=by)
 
     async def take_back(self, model: str, request_id: RequestId) -> None:
         """Cancel a request that was refused although it may have been accepted, without a charge.

@@ -2,9 +2,9 @@
 
 If the database fails during a commit, its result is unknown. The client has received 503 and has
 left, so a request that was accepted after all is closed without a charge once the database
-answers, whatever the state of the queue. A request with an ``Idempotency-Key`` is left alone,
-because its client finds it again by that key. If this process crashes first, the sweeper runs the
-request like any other.
+answers, whatever the state of the queue. This gateway's sweeper does not run it meanwhile. A
+request with an ``Idempotency-Key`` is left alone, because its client finds it again by that key. If
+this process crashes first, or another gateway sweeps, the request is run like any other.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ class Doubts:
 
     def __len__(self) -> int:
         return len(self._doubts)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._doubts
 
     def note(self, model: str, request_id: RequestId) -> None:
         """Cancel a request as soon as the database answers."""

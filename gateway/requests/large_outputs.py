@@ -12,7 +12,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine
-from dataclasses import replace
 from typing import Any, Final, Self
 
 import msgspec
@@ -83,7 +82,9 @@ class LargeOutputs:
         if stored is None:
             return await self._ledger.settle(settlement)
         # The value stays in memory, for the client that waits here.
-        kept = replace(settlement, output=msgspec.structs.replace(output, stored=stored))
+        kept = msgspec.structs.replace(
+            settlement, output=msgspec.structs.replace(output, stored=stored)
+        )
         try:
             closing = await self._ledger.settle(kept)
         except (Unavailable, asyncio.CancelledError, *OUTAGE):

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
 from redis.asyncio import Redis
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     RowMapping,
     Select,
     Table,
     desc,
     func,
-    literal_column,
     select,
     union,
 )
@@ -27,14 +25,16 @@ from gateway.dispatch.follow import latest_progress, logged_soon
 from gateway.dispatch.outputs import with_output
 from gateway.errors import InvalidRequest, NotFound, Unavailable
 from gateway.group_commit import GroupCommit
-from gateway.ids import first_request_id, is_request_id
+from gateway.ids import is_request_id, time_of
 from gateway.ledger.closed import ClosedRequest, read_closed, warnings_of
 from gateway.ledger.prices import PriceCache
 from gateway.ledger.receipts import Receipt, read_receipt
 from gateway.ledger.steps import StepLine
+from gateway.requests.lists.filter import OPEN_STATES
+from gateway.requests.lists.filter import RequestFilter as RequestFilter
 from gateway.sql.database import Database, exact_sum
 from gateway.sql.outages import QUEUE_OUTAGE
-from gateway.tables.core import holds, outputs, receipts
+from gateway.tables.core import holds, keys, outputs, receipts
 from gateway.tables.settlement_time import newest
 from gateway.tasks.submission import OpenRequest
 from gateway.workflows.store import attempts_at
@@ -45,8 +45,8 @@ from workers.contract.streams import EventLog
 
 PATIENCE_S: Final = 2.0
 LOOKED_AT_MAX: Final = 50_000
-"""Maximum number of receipts that a page or summary scans. Its cursor says where it stopped."""
-OPEN_STATES: Final = ("queued", "running")
+"""Maximum number of receipts, and of open requests, that a page scans, and of receipts that a
+summary does. Its cursor says where it stopped."""
 
 _CLOSED: Final = select(
     receipts, outputs.c.body, outputs.c.expires_at.label("kept_until")
@@ -73,71 +73,8 @@ class RequestPage:
     next_cursor: str | None
     archived: Sequence[str] = ()
     """Months of the filter's span whose requests are archived, so that they are not listed."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestFilter:
-    """Filter of a list of requests; None matches all. Times are times of acceptance."""
-
-    account_id: int | None
-    model: str | None = None
-    status: str | None = None
-    task: str | None = None
-    tasks: Collection[str] = ()
-    """Tasks of which any matches; empty matches all."""
-    key_id: int | None = None
-    outcome: str | None = None
-    starts_at: datetime | None = None
-    ends_at: datetime | None = None
-    tags: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def open(self) -> bool:
-        return self.status in (None, *OPEN_STATES) and self.outcome is None
-
-    @property
-    def closed(self) -> bool:
-        return self.status not in OPEN_STATES
-
-    @property
-    def searched(self) -> bool:
-        """Whether receipts are scanned that do not match, because no index covers the filter."""
-        unlike = (self.model, self.task, self.key_id, self.outcome)
-        return (
-            any(value is not None for value in unlike)
-            or bool(self.tasks)
-            or bool(self.tags)
-            or self.status == "succeeded"
-            or (self.account_id is None and self.status is not None)
-        )
-
-    def conditions(self, table: Table) -> list[ColumnElement[bool]]:
-        """Return the conditions on holds or receipts that the table's columns allow."""
-        found = self.places(table)
-        for name in ("model", "task", "key_id", "status", "outcome"):
-            value = getattr(self, name)
-            if value is not None and name in table.c:
-                found.append(table.c[name] == value)
-        if table is receipts and self.status not in (None, "succeeded"):
-            # Spelled like the partial index of unsuccessful receipts, so that it is used.
-            found.append(table.c.status != literal_column("'succeeded'"))
-        if self.tasks:
-            found.append(table.c.task.in_(self.tasks))
-        for tag, value in self.tags.items():
-            found.append(table.c["metadata"][tag].as_string() == value)
-        return found
-
-    def places(self, table: Table) -> list[ColumnElement[bool]]:
-        """Return the conditions on account and time, which an index covers in list order."""
-        found = []
-        if self.account_id is not None:
-            found.append(table.c.account_id == self.account_id)
-        # By the time in the id, by which the list is ordered.
-        if self.starts_at is not None:
-            found.append(table.c.request_id >= first_request_id(self.starts_at))
-        if self.ends_at is not None:
-            found.append(table.c.request_id < first_request_id(self.ends_at))
-        return found
+    searched_to: datetime | None = None
+    """Time back to which a short page with a cursor was searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +84,8 @@ class Summary:
     running: int
     ended: Mapping[str, int]
     cost_nanos: int
+    held_nanos: int = 0
+    """Sum of the holds of running requests."""
     next_cursor: str | None = None
     """Position at which the scan stopped after ``LOOKED_AT_MAX`` receipts."""
     archived: Sequence[str] = ()
@@ -209,6 +148,22 @@ class Lookup:
         """Return a receipt as ``receipt_of`` does."""
         return await receipt_of(self._database, self._blobs, account_id, request_id, self._prices)
 
+    async def key(self, request_id: str) -> tuple[int, str, str] | None:
+        """Return number, prefix and name of the key that sent a request; None if it is archived."""
+
+        def read(connection: Connection) -> tuple[int, str, str] | None:
+            for table in (receipts, holds):
+                query = (
+                    select(keys.c.id, keys.c.prefix, keys.c.name)
+                    .join(table, table.c.key_id == keys.c.id)
+                    .where(table.c.request_id == request_id)
+                )
+                if (found := connection.execute(query).first()) is not None:
+                    return found.id, found.prefix, found.name
+            return None
+
+        return await self._database.read(read)
+
     async def logged(
         self, request_id: RequestId, after: tuple[int, int] | None
     ) -> Sequence[SentEvent]:
@@ -218,6 +173,12 @@ class Lookup:
     async def progress(self, request_id: RequestId) -> Progress | None:
         """Return the last progress that a running request reported, or None."""
         return await latest_progress(self._log, request_id)
+
+    async def state(self, found: OpenRequest) -> JobState | None:
+        """Return the state of an open request's job; None for workflows, for a job that is not
+        queued yet, and if the queue server does not respond in time."""
+        known = await self._states([(found.queue, found.request_id)])
+        return known[0] if known else None
 
     async def list(
         self, choice: RequestFilter, *, limit: int, cursor: str | None, oldest_first: bool = False
@@ -246,7 +207,9 @@ class Lookup:
         if choice.status in OPEN_STATES:
             items = [item for item in items if item.status == choice.status]
         after = found[limit - 1].request_id if len(found) > limit else border
-        return RequestPage(items, after, archived)
+        short = border is not None and len(found) <= limit and not oldest_first
+        searched_to = time_of("req_", border) if border is not None and short else None
+        return RequestPage(items, after, archived, searched_to)
 
     async def cursor_at(self, choice: RequestFilter, offset: int) -> str | None:
         """Return the cursor of the page after the newest ``offset`` requests, or None if there are
@@ -396,10 +359,15 @@ def read_page(
     cursor: str | None,
     oldest_first: bool,
 ) -> tuple[list[OpenRequest | ClosedRequest], str | None]:
-    """Read a page, and the id of the last scanned receipt if there are more."""
-    border = None
+    """Read a page, and the id of the last scanned request if there are more."""
+    borders = []
     if choice.closed and choice.searched:
-        border = _border(connection, choice, cursor, oldest_first=oldest_first)
+        borders.append(_border(connection, choice, cursor, oldest_first=oldest_first))
+    if choice.open and (choice.searched or choice.model is not None):
+        borders.append(_border_of_open(connection, choice, cursor, oldest_first=oldest_first))
+    # Of both tables the page has what is before the nearer border.
+    known = [each for each in borders if each is not None]
+    border = (min(known) if oldest_first else max(known)) if known else None
 
     def ordered(query: Select[Any], table: Table) -> Select[Any]:
         id = table.c.request_id
@@ -438,6 +406,18 @@ def _border(
     return rows[0][id] if rows else None
 
 
+def _border_of_open(
+    connection: Connection, choice: RequestFilter, cursor: str | None, *, oldest_first: bool
+) -> str | None:
+    """Return the id of the last open request to scan, or None to scan all."""
+    id = holds.c.request_id
+    query = select(id).where(*choice.span(holds))
+    if cursor is not None:
+        query = query.where(id > cursor if oldest_first else id < cursor)
+    query = query.order_by(id if oldest_first else id.desc()).offset(LOOKED_AT_MAX - 1).limit(1)
+    return connection.execute(query).scalar()
+
+
 def _archived(connection: Connection, choice: RequestFilter) -> list[str]:
     if not choice.closed:
         return []
@@ -452,12 +432,12 @@ def _check_cursor(cursor: str | None) -> None:
 
 
 def summarize(connection: Connection, choice: RequestFilter, cursor: str | None) -> Summary:
-    running = 0
+    running = held = 0
     if choice.open and cursor is None:
-        counted = select(func.count()).where(*choice.conditions(holds))
-        running = connection.execute(counted.select_from(holds)).scalar_one()
+        counted = select(func.count(), exact_sum(holds.c.hold_nanos))
+        running, held = connection.execute(counted.where(*choice.conditions(holds))).one()
     if not choice.closed:
-        return Summary(running, {}, 0)
+        return Summary(running, {}, 0, held)
     archived = _archived(connection, choice)
     border = _border(connection, choice, cursor, oldest_first=False)
     query = select(receipts.c.status, func.count(), exact_sum(receipts.c.charge_nanos)).where(
@@ -469,7 +449,8 @@ def summarize(connection: Connection, choice: RequestFilter, cursor: str | None)
         query = query.where(receipts.c.request_id >= border)
     rows = connection.execute(query.group_by(receipts.c.status)).all()
     ended = {row[0]: row[1] for row in rows}
-    return Summary(running, ended, sum(row[2] for row in rows), border, archived)
+    cost = sum(row[2] for row in rows)
+    return Summary(running, ended, cost, held, next_cursor=border, archived=archived)
 
 
 def _open(row: RowMapping | Any) -> OpenRequest:

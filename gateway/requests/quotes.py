@@ -60,6 +60,10 @@ class Quoted:
         plan: dict[str, Any] = msgspec.to_builtins(self.workflow.plan)
         return plan
 
+    def bounded(self, prepared: Prepared) -> Quoted:
+        """Return the quote of the same submission with other bounds."""
+        return replace(self, prepared=prepared, bill=quote(self.price, prepared.limits))
+
     @property
     def input_may_be_stored(self) -> bool:
         """Whether a large input is moved to the blob store. A plan is not: every gateway reads

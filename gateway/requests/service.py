@@ -20,8 +20,9 @@ from gateway.accounts.rates import Rates
 from gateway.aside import Aside
 from gateway.catalog.availability import availability
 from gateway.catalog.store import LiveCatalog
-from gateway.dispatch.enqueue import Dispatch, weights
+from gateway.dispatch.enqueue import CancelledBy, Dispatch, weights
 from gateway.dispatch.follow import FollowedEvent, follow
+from gateway.dispatch.gauges import LoadGauges
 from gateway.dispatch.health import QueueHealth
 from gateway.dispatch.waiters import Waiters, read_mailbox
 from gateway.errors import InvalidRequest, NotFound, TollgateError
@@ -91,9 +92,10 @@ class Requests:
         self._waiters = Waiters()
         self.media = media
         self.health = QueueHealth(redis, namespace=namespace, weight=weights(settings))
+        self._load_gauges = LoadGauges(self.health)
         self.quotes = Quotes(live, settings)
         self.lookup = Lookup(database, redis, media.blobs, live.prices, namespace=namespace)
-        ledger = LedgerWriter(
+        ledger = self.ledger = LedgerWriter(
             database,
             prices=live.prices,
             retention=timedelta(hours=settings.output_retention_hours),
@@ -167,6 +169,7 @@ class Requests:
             settler=self._settler,
             flows=self._flows,
             aside=aside,
+            in_doubt=self._doubts,
             settings=settings,
         )
         self._webhooks = Webhooks(
@@ -352,11 +355,18 @@ class Requests:
     async def _close(self, settlement: Settlement, reply: str) -> None:
         await self._settler.close(settlement, reply)
 
-    async def cancel(self, account_id: int, request_id: str) -> None:
-        """Cancel a request if it still runs. Raise ``NotFound``."""
+    async def cancel(
+        self, account_id: int | None, request_id: str, by: CancelledBy = "client"
+    ) -> None:
+        """Cancel a request if it still runs; without an account, of any. Raise ``NotFound``."""
         found = await self.lookup.find(account_id, request_id, whole=False)
         if isinstance(found, OpenRequest):
-            await self._cancellation.cancel(found.queue, found.request_id)
+            await self._cancellation.cancel(found.queue, found.request_id, by)
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests whose clients wait at this process."""
+        return len(self._waiters)
 
     async def release(self, request_id: str) -> None:
         """Close a request that the operator gave up, without a charge."""
@@ -379,6 +389,4 @@ class Requests:
     def observe(self) -> None:
         """Update the gauges."""
         metrics.WAITING.set(len(self._waiters))
-        metrics.WORKERS.set(len(self.health.announcements))
-        for model, load in self.health.loads.items():
-            metrics.QUEUE_DEPTH.labels(model).set(load.depth)
+        self._load_gauges.observe()

@@ -7,10 +7,9 @@ is the outcome acknowledged. Settling is idempotent, so at-least-once delivery i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections import Counter
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -31,7 +30,7 @@ from gateway.ledger.settle import Closing, Settlement
 from gateway.ledger.workflow_plan import StepId, read_step_id
 from gateway.ledger.writer import LedgerWriter
 from gateway.requests.large_outputs import LargeOutputs
-from gateway.requests.measured import count_delivered, count_speed
+from gateway.requests.measured import cancelled_us, count_closed
 from gateway.requests.notes import keep_notes
 from gateway.requests.streamed import NOT_STREAMED, Streamed, either, read_streamed
 from gateway.requests.unread import keep_unread
@@ -217,9 +216,7 @@ class Settler:
     async def _close(self, deliveries: Sequence[Delivery]) -> None:
         """Settle outcomes. Those that cannot be settled now are delivered again."""
         reach("before_settle")
-        answers = await asyncio.gather(
-            *(self._book(each) for each in deliveries), return_exceptions=True
-        )
+        answers = await asyncio.gather(*map(self._begin, deliveries), return_exceptions=True)
         closed: list[tuple[Closing, str]] = []
         done: list[Delivery] = []
         outage: BaseException | None = None
@@ -269,6 +266,17 @@ class Settler:
             await self._aside.note("request", id, problem)
             return True, None
 
+    def _begin(self, delivery: Delivery) -> Awaitable[Closing | None]:
+        """Begin to settle an outcome. Most are only booked, which needs no task."""
+        with contextlib.suppress(Exception):  # raised again by ``_book``
+            settlement = decode_delivery(delivery)
+            output = settlement.output
+            large = len(delivery.outcome) > self._large.row_bytes_max
+            stored = large or (output is not None and output.stored is not None)
+            if settlement.status == "succeeded" and not stored and settlement.unread is None:
+                return self._ledger.settle(settlement)
+        return self._book(delivery)
+
     async def _book(self, delivery: Delivery) -> Closing | None:
         settlement = await self._read(delivery)
         output = settlement.output
@@ -304,8 +312,8 @@ class Settler:
     def _clear_input(self, closed: ClosedRequest) -> None:
         """Delete a stored input, which no worker needs any more."""
         keeps = closed.output is not None and closed.output.stored is not None
-        clear = self._media.clear_input if keeps else self._media.discard
-        self._clear(clear(closed.account_id, closed.request_id))
+        release = self._media.release_input(closed.account_id, closed.request_id, keeps=keeps)
+        self._clear(release)
 
     def _clear(self, clearing: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(clearing)
@@ -316,16 +324,19 @@ class Settler:
         """Wake the waiting clients: in this process directly, in others by mailbox. Then count."""
         notes: dict[str, list[SentEvent]] = {}
         for closing, reply in closed:
-            try:
-                self._count(closing)
-                if closing.job.stored_input is not None:
-                    self._clear_input(closing.closed)
-            except Exception:  # a boundary: metrics must not delay waiting clients
-                log.exception("could not count %s", closing.closed.request_id)
             request_id = closing.closed.request_id
             woken = self._waiters.settle(request_id, closing.closed)
             if reply and reply != self._gateway and not woken:
                 notes.setdefault(reply, []).append(SentEvent(request_id, 0, 0, Settled()))
+            if closing.job.stored_input is not None:
+                self._clear_input(closing.closed)
+            if closing.clipped:
+                metrics.CLIPPED.labels(closing.closed.model).inc()
+                log.warning("%s exceeded its limits; charge capped", request_id)
+        try:
+            count_closed([closing.closed for closing, _ in closed], self._live.find)
+        except Exception:  # a boundary: metrics must not end the settler
+            log.exception("could not count %d settled requests", len(closed))
         if notes:
             frames = {mailbox: encode(tuple(events)) for mailbox, events in notes.items()}
             try:
@@ -338,25 +349,8 @@ class Settler:
         limited = [_unused(closing) for closing, _ in closed if closing.job.gateway_note]
         if limited:
             await self._rates.return_unused(limited)
-        if cancelled := _cancelled_us([closing.closed for closing, _ in closed]):
+        if cancelled := cancelled_us([closing.closed for closing, _ in closed]):
             await self._cancelled.count(cancelled)
-
-    def _count(self, closing: Closing) -> None:
-        closed = closing.closed
-        metrics.SETTLED.labels(closed.model, closed.status, closed.outcome).inc()
-        if closing.clipped:
-            metrics.CLIPPED.labels(closed.model).inc()
-            log.warning("%s exceeded its limits; charge capped", closed.request_id)
-        if closed.outcome == "charged":
-            metrics.CHARGED_NANOS.labels(closed.model).inc(closed.cost_nanos)
-            for phase in ("queue", "load", "preprocess", "transfer", "forward", "postprocess"):
-                seconds = getattr(closed.timings, f"{phase}_us") / 1e6
-                metrics.PHASE_SECONDS.labels(closed.model, phase).observe(seconds)
-        if closed.status == "succeeded":
-            count_delivered(closed)
-        if closed.status == "succeeded" and closed.service_class == "standard":
-            entry = self._live.find(closed.model)
-            count_speed(closed, entry.slo if entry else None)
 
 
 def decode_delivery(delivery: Delivery, streamed: Streamed = NOT_STREAMED) -> Settlement:
@@ -396,11 +390,8 @@ def released(request_id: RequestId) -> Settlement:
 
 def _stored_outputs(ends: Iterable[Settlement | StepEnd]) -> list[BlobRef]:
     """Return the outputs that workers moved to the blob store."""
-    return [
-        end.output.stored
-        for end in ends
-        if end.output is not None and end.output.stored is not None
-    ]
+    outputs = (end.output for end in ends)
+    return [output.stored for output in outputs if output and output.stored]
 
 
 def _step_end(id: StepId, settlement: Settlement) -> StepEnd:
@@ -458,7 +449,7 @@ def to_settlement(
     attributes = {**outcome.usage.attributes, **usage.attributes}
     usage = msgspec.structs.replace(usage, **measured, attributes=attributes)
     unread = outcome.unread if isinstance(outcome, Failed) else None
-    return replace(settlement, usage=usage, timings=timings, run=run, unread=unread)
+    return msgspec.structs.replace(settlement, usage=usage, timings=timings, run=run, unread=unread)
 
 
 def judge_end(
@@ -478,16 +469,6 @@ def judge_end(
         output=streamed.output,
         error=problem,
     )
-
-
-def _cancelled_us(closed: Iterable[ClosedRequest]) -> Mapping[int, int]:
-    """Sum the device time of requests that clients cancelled without a charge, by account."""
-    found: Counter[int] = Counter()
-    for one in closed:
-        free = one.outcome == "released" and one.usage.gpu_us
-        if free and (one.status, one.reason) == ("cancelled", "client"):
-            found[one.account_id] += one.usage.gpu_us
-    return found
 
 
 def _unused(closing: Closing) -> UnusedRates:

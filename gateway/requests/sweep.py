@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, cast
 
@@ -61,6 +61,8 @@ WHOLE: Final = b"whole"
 
 
 class Sweeper:
+    """``in_doubt`` has the requests that this gateway is about to close, so they are not run."""
+
     def __init__(
         self,
         *,
@@ -70,9 +72,11 @@ class Sweeper:
         settler: Settler,
         flows: WorkflowRunner,
         aside: Aside,
+        in_doubt: Container[RequestId],
         settings: Settings,
     ) -> None:
         self._flows = flows
+        self._in_doubt = in_doubt
         self._database = database
         self._redis = redis
         self._dispatch = dispatch
@@ -80,7 +84,7 @@ class Sweeper:
         self._aside = aside
         self._interval_s = settings.sweep_interval_s
         self._expired_at = -math.inf
-        self._mark = f"{settings.namespace}:sweep"
+        self._mark = _mark(settings.namespace)
         self._lease = Lease(database, "sweep", held_s=2 * self._interval_s + LEASE_S)
 
     async def run(self, beat: Beat = no_beat) -> None:
@@ -176,7 +180,8 @@ class Sweeper:
     async def _requeue(self, found: Sequence[OpenId]) -> int:
         by_model: defaultdict[str, list[RequestId]] = defaultdict(list)
         for one in found:
-            by_model[one.queue].append(one.request_id)
+            if one.request_id not in self._in_doubt:
+                by_model[one.queue].append(one.request_id)
         total = 0
         for model, ids in by_model.items():
             missing = sorted(await self._dispatch.missing(model, ids))
@@ -234,3 +239,12 @@ class Sweeper:
             )
         except Exception as error:
             await self._aside.note("request", request_id, error)
+
+
+async def check_all_soon(redis: Redis, namespace: str) -> None:
+    """Let the next sweep, of whichever gateway, check every hold."""
+    await redis.delete(_mark(namespace))
+
+
+def _mark(namespace: str) -> str:
+    return f"{namespace}:sweep"

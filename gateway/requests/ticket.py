@@ -7,11 +7,11 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Protocol, Self
 
 from litestar import Request
 
@@ -21,7 +21,7 @@ from gateway.ledger.closed import ClosedRequest
 from gateway.pricing import format_usd
 from gateway.requests.admit import Admitted
 from gateway.requests.cancellation import Cancellation
-from gateway.requests.incremental_holds import HoldExtender
+from gateway.requests.incremental_holds import CostSoFar, HoldExtender
 from gateway.requests.lookup import Lookup
 from gateway.requests.reconnect import Reconnects
 from gateway.sql.outages import OUTAGE, SQL_OUTAGE, outage_name
@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 2.0
 """Interval at which a waiting client is sent a keep-alive or found to have disconnected."""
-WATCH_AFTER_S = 0.05
-"""Time after which a waiting client's connection is watched for a disconnect."""
+CONNECTION: Final = "connection"
+"""Key of a scope for its ``ClientConnection``."""
 POLL_S = 10.0
 """Time without events after which a request is looked up, because its wake-up can be lost."""
 POLL_REPLAYED_S = 2.0
@@ -45,6 +45,25 @@ EXTEND_S = 2.0
 """Maximum time for which a stream waits while its hold is extended."""
 EXTEND_AGAIN_S = 5.0
 """Pause after a database outage, during which the stream continues."""
+
+
+class ClientConnection(Protocol):
+    """The client's connection, as the server knows it."""
+
+    gone: asyncio.Future[None]
+    """Done once the client has disconnected."""
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether a part of a streamed response can be written now."""
+
+    def write_chunk(self, data: bytes) -> None:
+        """Write a part of a streamed response without waiting."""
+
+
+def connection_of(request: Request[Any, Any, Any]) -> ClientConnection:
+    found: ClientConnection = request.scope[CONNECTION]  # type: ignore[typeddict-item]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +107,7 @@ class Ticket:
         self._extend_at = 0.0
         self._look_first = self.replayed
         self._closed: ClosedRequest | None = None
-        self._gone: asyncio.Task[None] | None = None
+        self._gone: asyncio.Future[None] | None = None
         self._waiter = services.waiters.add(request_id)
         if submission.fingerprint is not None:
             # A retry finds the request for as long as this client waits.
@@ -124,40 +143,60 @@ class Ticket:
         return self._closed
 
     @property
+    def hold_nanos(self) -> int | None:
+        """The hold of a request that this ticket had accepted."""
+        return self._admitted.hold_nanos if self._admitted else None
+
+    @property
     def cost_nanos(self) -> int | None:
         """The charge if the request succeeds, or None if it is not known yet."""
         if self._closed is not None:
             return self._closed.cost_nanos
         return self._admitted.quoted.cost_nanos if self._admitted else None
 
+    def cost_so_far(self) -> CostSoFar | None:
+        """Return a counter of what the stream costs; None for a request accepted earlier."""
+        if self._admitted is None:
+            return None
+        quoted = self._admitted.quoted
+        return CostSoFar(quoted.price, quoted.prepared.limits)
+
     @contextlib.contextmanager
     def attended(self, request: Request[Any, Any, Any]) -> Iterator[None]:
         """Make waiting raise ``RequestFailed`` once the client has disconnected."""
-        self._attend(request)
+        connection: ClientConnection = request.scope[CONNECTION]  # type: ignore[typeddict-item]
+        gone = self._gone = connection.gone
+        gone.add_done_callback(self._wake)
         try:
             yield
         finally:
-            self._unattend()
+            gone.remove_done_callback(self._wake)
+            self._gone = None
 
     async def closed(self, request: Request[Any, Any, Any]) -> ClosedRequest:
         """Wait for the end. Raise ``RequestFailed`` if the client disconnects first."""
-        # Most answers come before the connection is watched, and are spared the task.
-        starting = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._attend, request)
-        try:
+        with self.attended(request):
             return await self.ended()
-        finally:
-            starting.cancel()
-            if self._gone is not None:
-                self._unattend()
 
-    def _attend(self, request: Request[Any, Any, Any]) -> None:
-        self._gone = asyncio.create_task(_disconnected(request))
-        self._gone.add_done_callback(lambda _: self._waiter.wake())
+    def _wake(self, _: asyncio.Future[None]) -> None:
+        self._waiter.wake()
 
-    def _unattend(self) -> None:
-        assert self._gone is not None
-        self._gone.cancel()
-        self._gone = None
+    def forward(self, take: Callable[[SentEvent], bool]) -> None:
+        """Pass events to ``take`` as soon as they arrive, until the end of the request.
+
+        ``next_events`` returns those that it declines. It sees none while a hold must be extended.
+        """
+
+        def take_within_hold(sent: SentEvent) -> bool:
+            hold = self._incremental
+            if hold is None:  # used up
+                return take(sent)
+            if hold.is_due or not take(sent):
+                return False
+            hold.count(sent)
+            return True
+
+        self._waiter.take = take if self._incremental is None else take_within_hold
 
     async def logged(self, after: tuple[int, int] | None) -> Sequence[SentEvent]:
         """Return the logged events after an attempt and number."""
@@ -184,6 +223,9 @@ class Ticket:
         since = looked_at = time.monotonic()
         while self._closed is None:
             events = await self._waiter.next(self._services.tick)
+            if self._waiter.took:
+                self._waiter.took = False
+                since = looked_at = time.monotonic()
             if self._gone is not None and self._gone.done() and self._waiter.closed is None:
                 raise RequestFailed(
                     "client_closed_request",
@@ -265,11 +307,6 @@ class Ticket:
             self._services.cancellation.leave(
                 self.account_id, self.request_id, self._queue, submission.fingerprint
             )
-
-
-async def _disconnected(request: Request[Any, Any, Any]) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def not_entered(reason: str) -> TooManyRequests:

@@ -44,6 +44,7 @@ from gateway.tables.feedback import feedback
 from gateway.tables.files import media
 from gateway.tables.retention import erasures
 from gateway.tables.set_aside import set_aside
+from gateway.tables.users import console_jobs
 from gateway.tables.voices import voice_recordings
 from gateway.tables.webhooks import webhook_deliveries
 from gateway.tables.workflows import receipt_steps
@@ -53,7 +54,9 @@ from workers.contract.streams import EventLog
 log = logging.getLogger(__name__)
 
 ROWS_MAX: Final = 500
-"""Requests that one step looks at, and rows of one kind that it changes."""
+"""Requests that one step erases, and rows of one kind that it changes."""
+SCANNED_MAX: Final = 20_000
+"""Requests of which one step reads the tags."""
 BLOBS_MAX: Final = 100
 """Requests, files or voices whose blobs one step deletes."""
 
@@ -131,10 +134,14 @@ class Eraser:
         Raise ``Conflict`` if the target has open requests, ``NotFound``, ``Unavailable`` if blobs
         cannot be deleted, or ``InvalidRequest`` if the cursor is not valid.
         """
-        await self._database.slow(functools.partial(check_target, target=target))
+        begun = cursor is not None
+        await self._database.slow(functools.partial(check_target, target=target, begun=begun))
         phase, _, position = (cursor or "requests:").partition(":")
         if phase == "requests":
             done = await self._erase_requests(target, position, dry=dry)
+            if target.tag is not None and done.cursor is None and not dry:
+                # A request that was accepted meanwhile, and is still open, has no receipt yet.
+                await self._database.slow(functools.partial(check_target, target=target))
             following = "media"
             if done.cursor is None and await self._database.slow(_has_archives):
                 return ErasureStep(done.counts, "archives:")
@@ -159,7 +166,10 @@ class Eraser:
             await self._delete_events([row.request_id for row in page.found])
         act = functools.partial(_change_requests, rows=page.found, dry=dry)
         write = self._database.slow if dry else self._database.slow_write
-        counts = await write(act)
+        counts = dict(await write(act))
+        if not position:
+            results = functools.partial(_forget_results, dry=dry)
+            counts["console_jobs"] = await write(results)
         return ErasureStep({**counts, "media": len(page.stored)}, page.cursor)
 
     async def _erase_archived(self, target: Target, position: str, *, dry: bool) -> ErasureStep:
@@ -250,9 +260,13 @@ _STORED: Final[Mapping[str, tuple[Table, Column[str]]]] = {
 """Tables of an account whose rows have blobs under their ids."""
 
 
-def check_target(connection: Connection, target: Target) -> None:
+def check_target(connection: Connection, target: Target, *, begun: bool = False) -> None:
     """Raise ``NotFound`` if the target does not exist, ``Conflict`` if it is still in use, or
-    if archives contain what is personal."""
+    if archives contain what is personal.
+
+    Open requests with a tag are searched before an erasure has ``begun`` and, since it looks at
+    receipts only, once more after the last of them.
+    """
     if target.tag is not None:
         check_text(target.tag[0], "the name of the tag", longest=64)
     if months := unfinished_months(connection):
@@ -262,9 +276,10 @@ def check_target(connection: Connection, target: Target) -> None:
             f"tollgate archive {months[0]}",
             should_retry=False,
         )
-    running = connection.execute(
-        select(func.count()).select_from(holds).where(target.matches(holds))
-    ).scalar_one()
+    running = 0
+    if target.tag is None or not begun:
+        counted = select(func.count()).select_from(holds).where(target.matches(holds))
+        running = connection.execute(counted).scalar_one()
     unended = 0
     if target.whole_account:
         status = connection.execute(
@@ -325,20 +340,33 @@ def _read_page(connection: Connection, target: Target, position: str) -> _Page:
     )
     cursor = None
     if target.request_id is None:
-        some = select(id).where(id > (position or "req_")).order_by(id).limit(ROWS_MAX)
+        size = ROWS_MAX if target.whole_account else SCANNED_MAX
+        some = select(id).where(id > (position or "req_")).order_by(id).limit(size)
         if target.account_id is not None:
             some = some.where(receipts.c.account_id == target.account_id)
         ids = connection.execute(some).scalars().all()
         if not ids:
             return _Page((), (), None)
-        found = found.where(id >= ids[0], id <= ids[-1])
-        cursor = f"requests:{ids[-1]}" if len(ids) == ROWS_MAX else None
+        found = found.where(id >= ids[0], id <= ids[-1]).order_by(id).limit(ROWS_MAX)
+        cursor = f"requests:{ids[-1]}" if len(ids) == size else None
     rows = connection.execute(found).all()
+    if target.tag is not None and len(rows) == ROWS_MAX:
+        cursor = f"requests:{rows[-1].request_id}"
     with_blobs = select(media.c.account_id, media.c.request_id).where(
         media.c.request_id.in_([row.request_id for row in rows])
     )
     stored = [(row.account_id, row.request_id) for row in connection.execute(with_blobs)]
     return _Page(rows, stored, cursor)
+
+
+def _forget_results(connection: Connection, *, dry: bool) -> int:
+    """Delete the results of the console's jobs, which can contain anything and are computed again;
+    return their number."""
+    ended = console_jobs.c.state != "running"
+    if dry:
+        counted = select(func.count()).select_from(console_jobs).where(ended)
+        return connection.execute(counted).scalar_one()
+    return connection.execute(delete(console_jobs).where(ended)).rowcount
 
 
 def _change_requests(connection: Connection, *, rows: Sequence[Any], dry: bool) -> dict[str, int]:

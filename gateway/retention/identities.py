@@ -27,7 +27,14 @@ from gateway.tables.core import accounts, budgets, idempotency, keys
 from gateway.tables.feedback import feedback
 from gateway.tables.notices import notice_subscriptions, notices
 from gateway.tables.retention import erasures
-from gateway.tables.users import login_links, members, sessions, users
+from gateway.tables.users import (
+    content_asks,
+    content_grants,
+    login_links,
+    members,
+    sessions,
+    users,
+)
 
 ERASED: Final = "erased"
 ERASURE: Final = "erasure.run"
@@ -165,6 +172,8 @@ PARTS: Final = (
             update(budgets).where(budgets.c.id.in_(ids)).values(name="")
         ),
     ),
+    _deleted(content_grants, content_grants.c.id),
+    _deleted(content_asks, content_asks.c.id),
     _deleted(notice_subscriptions, notice_subscriptions.c.id),
     # With their deliveries and attempts.
     _deleted(notices, notices.c.id),

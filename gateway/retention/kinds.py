@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
-from sqlalchemy import Column, Connection, select
+from sqlalchemy import Column, Connection, delete, select
 
 from gateway.accounts.login_links import delete_ended_links
 from gateway.accounts.sessions import delete_ended_sessions
@@ -28,7 +28,7 @@ from gateway.sql.database import Database
 from gateway.tables.audit import audit_events
 from gateway.tables.core import idempotency, outputs
 from gateway.tables.files import media
-from gateway.tables.users import login_links, sessions
+from gateway.tables.users import console_jobs, login_links, sessions
 from gateway.tables.voices import voice_recordings
 from gateway.tables.webhooks import webhook_deliveries
 from gateway.voices.store import delete_ended_recordings
@@ -166,10 +166,11 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
             oldest_ending,
         ),
         *(
-            Kind(name, "", _DAY, in_sql(_ended_a_day_ago(delete)), _first(column))
-            for name, delete, column in (
+            Kind(name, "", _DAY, in_sql(_ended_a_day_ago(clear)), _first(column))
+            for name, clear, column in (
                 ("sessions", delete_ended_sessions, sessions.c.ends_at),
                 ("login_links", delete_ended_links, login_links.c.ends_at),
+                ("console_jobs", _delete_jobs, console_jobs.c.started_at),
             )
         ),
         Kind(
@@ -188,9 +189,16 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
 
 
 def _ended_a_day_ago(
-    delete: Callable[..., int],
+    clear: Callable[..., int],
 ) -> Callable[[Connection, datetime], int]:
-    return lambda connection, now: delete(connection, now - _DAY, limit=ROWS_MAX)
+    return lambda connection, now: clear(connection, now - _DAY, limit=ROWS_MAX)
+
+
+def _delete_jobs(connection: Connection, before: datetime, *, limit: int) -> int:
+    """Delete the console's jobs that started before a moment, with their results."""
+    table = console_jobs.c
+    old = select(table.id).where(table.started_at < before).order_by(table.started_at).limit(limit)
+    return connection.execute(delete(console_jobs).where(table.id.in_(old))).rowcount
 
 
 async def _nothing() -> Cleared:

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.requests.ticket import CONNECTION
 from gateway.settings import Settings
 
 _TIMEOUT = (
@@ -31,6 +32,9 @@ class BoundedProtocol(HttpToolsProtocol):
     rate_min: ClassVar[float]
     """Minimum rate of a body, in bytes per second."""
 
+    gone: asyncio.Future[None]
+    """Done once the client has disconnected."""
+
     _watch: asyncio.TimerHandle | None = None
     _used = False
     """Whether a request has ever begun on this connection."""
@@ -44,6 +48,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.gone = self.loop.create_future()
         if len(self.connections) > self.connections_max:
             transport.abort()
             return
@@ -52,6 +57,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._watch is not None:
             self._watch.cancel()
+        if not self.gone.done():
+            self.gone.set_result(None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -62,6 +69,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._used = self._receiving = True
         self._has_headers = self._late = False
         super().on_message_begin()
+        self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
 
     def on_headers_complete(self) -> None:
         self._has_headers = True
@@ -70,6 +78,17 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._receiving = False
         super().on_message_complete()
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether ``write_chunk`` would do what the application's ``send`` does."""
+        cycle = self.cycle
+        ended = cycle.response_complete or cycle.disconnected
+        return bool(cycle.chunked_encoding) and not ended and not self.flow.write_paused
+
+    def write_chunk(self, data: bytes) -> None:
+        """Write a part of the body of a response that is streamed in chunks."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def _look(self) -> None:
         """Close the connection if it was too slow, otherwise schedule the next check."""

@@ -9,6 +9,7 @@ import socket
 import sys
 
 import uvicorn
+from litestar import Litestar
 from uvicorn.config import STARTUP_FAILURE
 
 from gateway.api.direct import Direct
@@ -27,7 +28,7 @@ def serve(settings: Settings, *, descriptor: int | None = None) -> None:
     # Threads wake the event loop sooner after a commit; by default a busy loop keeps the GIL 5 ms.
     sys.setswitchinterval(0.0005)
     app = create_app(settings)
-    app.on_startup.append(_tune_garbage_collection)
+    app.on_startup.append(tune_garbage_collection)
     config = uvicorn.Config(
         answered_when_stopped(Direct(app)),
         host=settings.host,
@@ -39,14 +40,27 @@ def serve(settings: Settings, *, descriptor: int | None = None) -> None:
         http=bounded_by(settings),
         ws="none",
     )
-    server = uvicorn.Server(config)
+    server = Server(config, app)
     with contextlib.suppress(KeyboardInterrupt):
         server.run(None if descriptor is None else [socket.socket(fileno=descriptor)])
     if not server.started:
         sys.exit(STARTUP_FAILURE)
 
 
-def _tune_garbage_collection() -> None:
+class Server(uvicorn.Server):
+    """Ends the console's live updates when it stops; it would wait for these streams."""
+
+    def __init__(self, config: uvicorn.Config, app: Litestar) -> None:
+        super().__init__(config)
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if "live_updates" in self._app.state:
+            self._app.state.live_updates.close()
+        await super().shutdown(sockets)
+
+
+def tune_garbage_collection() -> None:
     """Collect rarely, and never what startup made: it lives as long as the process.
 
     A request creates few cycles, but a full collection would stop every request for 100 ms.

@@ -6,7 +6,19 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
-from sqlalchemy import BindParameter, Column, Connection, Label, Select, String, case, func
+from sqlalchemy import (
+    BindParameter,
+    Column,
+    Connection,
+    Label,
+    LargeBinary,
+    Select,
+    String,
+    case,
+    cast,
+    func,
+    select,
+)
 
 
 def read_table(connection: Connection, query: Select[Any]) -> pa.Table | None:
@@ -16,13 +28,8 @@ def read_table(connection: Connection, query: Select[Any]) -> pa.Table | None:
     object for each value takes.
     """
     columns = list(query.selected_columns)
-    if connection.dialect.name == "postgresql":
-        data = _copy(connection, query)
-    else:
-        line = func.printf(",".join(map(_placeholder, columns)), *map(_field, columns))
-        lines = connection.execute(query.with_only_columns(line)).scalars().all()
-        # Each line ends: Arrow takes an empty field at the end of the data for a quoted one.
-        data = "\n".join([*lines, ""]).encode()
+    sqlite = connection.dialect.name == "sqlite"
+    data = (_concatenate if sqlite else _copy)(connection, query)
     if not data:
         return None
     types = {each.name: pa.string() if _is_text(each) else pa.int64() for each in columns}
@@ -43,6 +50,18 @@ def read_table(connection: Connection, query: Select[Any]) -> pa.Table | None:
             quoted_strings_can_be_null=False,
         ),
     )
+
+
+def _concatenate(connection: Connection, query: Select[Any]) -> bytes:
+    """Read all lines as one value: half of the time would be spent on a Python object for each."""
+    columns = list(query.selected_columns)
+    # Each line ends: Arrow takes an empty field at the end of the data for a quoted one.
+    form = ",".join(map(_placeholder, columns)) + "\n"
+    line = func.printf(form, *map(_field, columns)).label("line")
+    # SQLite keeps the order of a subquery for ``group_concat``.
+    lines = query.with_only_columns(line).subquery()
+    whole = cast(func.group_concat(lines.c.line, ""), LargeBinary)
+    return connection.execute(select(whole)).scalar_one() or b""
 
 
 def _copy(connection: Connection, query: Select[Any]) -> bytes:

@@ -11,18 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import importlib.resources
 import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import (
     BigInteger,
     Connection,
@@ -47,13 +42,13 @@ from sqlalchemy.sql.visitors import InternalTraversal
 from gateway.checks.moments import EPOCH, MICROSECOND
 from gateway.concurrency_limiter import ConcurrencyLimiter
 from gateway.sql.connections import WriteConnections
-from gateway.sql.lanes import MIGRATE, READ, REPORT, SLOW, WRITE, Lane, deadlocked
+from gateway.sql.lanes import PAGE, READ, REPORT, SLOW, WRITE, Lane, deadlocked
 from gateway.sql.lanes import open_engine as open_engine
-from gateway.sql.partitions import create_ahead
+from gateway.sql.migrations import migrate as migrate
+from gateway.sql.migrations import schema_is_current as schema_is_current
 from gateway.time_limit import TimeLimit
 
 T = TypeVar("T")
-Migrated: TypeAlias = Callable[[Connection, str | None, str], None]
 
 LOG_WAIT_MS: Final = 100
 """Time for which emptying SQLite's write-ahead log may delay writers."""
@@ -63,6 +58,11 @@ REPORTS_WAITING: Final = 16
 """Maximum that wait behind them; further ones get 429."""
 LONG_REPORTS: Final = 2
 """Maximum reports in the slow lane; its other threads are for closing, proofs and exports."""
+
+
+for_page: Final = ContextVar("for_page", default=False)
+"""Whether ``read`` and ``report`` use the lane of pages. Set for one call of the console, whose
+services need not know of it."""
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -183,13 +183,15 @@ class Database:
     """Runs transactions in threads: ``await database.write(function)`` commits what it did.
 
     ``write`` and ``read`` are for the path of requests, ``report`` for lists and reports, ``slow``
-    and ``slow_write`` for work that takes minutes. Each lane has separate threads and connections.
+    and ``slow_write`` for work that takes minutes. Pages read in another lane (``for_page``). Each
+    lane has separate threads and connections.
     """
 
     def __init__(self, url: str, *, prepare: bool = True) -> None:
         self.url, self.prepare = url, prepare
         self._lanes = {
-            lane.name: _Threads(url, lane, prepare=prepare) for lane in (WRITE, READ, REPORT, SLOW)
+            lane.name: _Threads(url, lane, prepare=prepare)
+            for lane in (WRITE, READ, REPORT, PAGE, SLOW)
         }
         self.engine = self._lanes["slow"].engine
         self._snapshot = self.engine.execution_options(reads=True)
@@ -198,6 +200,7 @@ class Database:
         # A second writer on SQLite would wait for the lock in the file by polling.
         self._slow_writer = self._lanes["write" if sqlite else "slow"].executor
         self._report_limiter = ConcurrencyLimiter(REPORTS_PER_ACCOUNT, waiting_max=REPORTS_WAITING)
+        self._page_limiter = ConcurrencyLimiter(1, waiting_max=REPORTS_WAITING)
         self._long_report_limiter = ConcurrencyLimiter(1, waiting_max=REPORTS_PER_ACCOUNT)
         self._long = asyncio.Semaphore(LONG_REPORTS)
 
@@ -212,7 +215,7 @@ class Database:
 
     async def read(self, function: Callable[[Connection], T]) -> T:
         """Run a read-only function in one transaction, on one snapshot."""
-        return await self._lanes["read"].read(function)
+        return await self._reader("read").read(function)
 
     async def report(self, function: Callable[[Connection], T], *, account_id: int | None) -> T:
         """Read a list or a report for an account; None is not limited.
@@ -220,8 +223,9 @@ class Database:
         An account can run a few concurrently and have some more waiting, so that it cannot block
         other accounts. Raise ``TooManyRequests`` beyond that.
         """
-        async with self._report_limiter.acquire(account_id):
-            return await self._lanes["report"].read(function)
+        limiter = self._page_limiter if for_page.get() else self._report_limiter
+        async with limiter.acquire(account_id):
+            return await self._reader("report").read(function)
 
     async def long_report(self, function: Callable[[Connection], T], *, account_id: int) -> T:
         """Read a report that can take minutes: one per account at a time, and few in total."""
@@ -272,6 +276,9 @@ class Database:
                 return row is not None and not row[0]
             finally:
                 cursor.execute(f"PRAGMA busy_timeout={SLOW.lock_s * 1000:.0f}")
+
+    def _reader(self, name: str) -> _Threads:
+        return self._lanes["page" if for_page.get() else name]
 
     def dispose(self) -> None:
         """Close the connections of every lane."""
@@ -342,39 +349,3 @@ def _try_twice(transact: Callable[[], T]) -> T:
 def _transact(engine: Engine, function: Callable[[Connection], T]) -> T:
     with engine.begin() as connection:
         return function(connection)
-
-
-def migrate(url: str, *, prepare: bool = True, migrated: Migrated | None = None) -> None:
-    """Migrate a database to the newest schema, and create the partitions of the next months. No
-    effect if it is current.
-
-    ``migrated`` is called in the same transaction if the schema has changed, with the names of the
-    old and the new one.
-    """
-    engine = open_engine(url, lane=MIGRATE, prepare=prepare)
-    try:
-        with engine.begin() as connection:
-            config = _alembic()
-            config.attributes["connection"] = connection
-            old = MigrationContext.configure(connection).get_current_revision()
-            command.upgrade(config, "head")
-            create_ahead(connection, datetime.now(UTC))
-            new = MigrationContext.configure(connection).get_current_revision()
-            if migrated is not None and new is not None and new != old:
-                migrated(connection, old, new)
-    finally:
-        engine.dispose()
-
-
-def schema_is_current(engine: Engine) -> bool:
-    """Whether a database has the schema of this version of the code."""
-    heads = set(ScriptDirectory.from_config(_alembic()).get_heads())
-    with engine.execution_options(reads=True).begin() as connection:
-        return set(MigrationContext.configure(connection).get_current_heads()) == heads
-
-
-def _alembic() -> Config:
-    config = Config()
-    location = importlib.resources.files("migrations")
-    config.set_main_option("script_location", str(Path(str(location))))
-    return config

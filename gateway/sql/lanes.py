@@ -56,8 +56,11 @@ class Lane:
 WRITE: Final = Lane("write", 4, statement_s=8, lock_s=5, patience_s=9, cache_kib=65_536)
 READ: Final = Lane("read", 4, statement_s=4, lock_s=4, patience_s=5, reads=True, cache_kib=65_536)
 REPORT: Final = Lane("report", 4, statement_s=8, lock_s=4, patience_s=9, reads=True)
+PAGE: Final = Lane("page", 2, statement_s=2, lock_s=2, patience_s=2.1, reads=True)
+"""Reads of pages for people: few and short, so that a page fails and no order waits for it."""
 SLOW: Final = Lane("slow", 6, statement_s=1800, lock_s=10, patience_s=None, idle_s=None)
-MIGRATE: Final = Lane("migrate", 1, statement_s=None, lock_s=10, patience_s=None, idle_s=None)
+MIGRATE: Final = Lane("migrate", 3, statement_s=None, lock_s=10, patience_s=None, idle_s=None)
+"""One connection has the turn, one migrates, and one builds indexes."""
 
 
 class SilentAwareConnection(psycopg.Connection[Any]):
@@ -245,3 +248,11 @@ class _Clock:
 def deadlocked(error: OperationalError) -> bool:
     """Whether PostgreSQL ended a transaction to resolve a deadlock."""
     return isinstance(error.orig, psycopg.errors.DeadlockDetected)
+
+
+def ran_too_long(error: BaseException) -> bool:
+    """Whether the database ended a statement at the time limit of its lane."""
+    cause = getattr(error, "orig", None)
+    if isinstance(cause, sqlite3.OperationalError):
+        return cause.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT
+    return isinstance(cause, psycopg.errors.QueryCanceled)

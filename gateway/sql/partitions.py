@@ -91,7 +91,7 @@ def create_month(connection: Connection, month: str) -> list[Partition]:
     known = {partition.table for partition in list_partitions(connection, month)}
     made = [Partition(table, month, attached=True) for table in PARTITIONED if table not in known]
     if made:
-        _wait_briefly(connection)
+        wait_briefly(connection)
     for partition in made:
         _create(connection, partition)
     return made
@@ -139,7 +139,7 @@ def detach_month(connection: Connection, month: str) -> list[Partition]:
     """Detach the partitions of a month: their rows leave the tables, and stay unchangeable."""
     attached = [each for each in list_partitions(connection, month) if each.attached]
     if attached:
-        _wait_briefly(connection)
+        wait_briefly(connection)
     for partition in attached:
         _run(connection, f"ALTER TABLE {partition.table} DETACH PARTITION {partition.name}")
         if partition.table in APPEND_ONLY:
@@ -155,7 +155,7 @@ def attach_month(connection: Connection, month: str) -> list[Partition]:
     """Attach the detached partitions of a month again, with their rows of the default ones."""
     detached = [each for each in list_partitions(connection, month) if not each.attached]
     if detached:
-        _wait_briefly(connection)
+        wait_briefly(connection)
     for partition in detached:
         if partition.table in APPEND_ONLY:
             trigger = f"{partition.table}_append_only"
@@ -186,7 +186,7 @@ def drop_empty(connection: Connection, partition: Partition) -> bool:
 
     Rows of its month that are inserted later go to the default partition.
     """
-    _wait_briefly(connection)
+    wait_briefly(connection)
     with contextlib.suppress(_HasRows), connection.begin_nested():
         _run(connection, f"ALTER TABLE {partition.table} DETACH PARTITION {partition.name}")
         # Nothing can be inserted any more.
@@ -267,7 +267,8 @@ def _named(connection: Connection) -> Iterator[tuple[re.Match[str], str | None]]
             yield match, parent
 
 
-def _wait_briefly(connection: Connection) -> None:
+def wait_briefly(connection: Connection) -> None:
+    """Let the statements of this transaction give up a lock that they wait for ``LOCK_S``."""
     _run(connection, f"SET LOCAL lock_timeout = '{LOCK_S * 1000:.0f}ms'")
 
 

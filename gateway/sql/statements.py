@@ -8,6 +8,7 @@ connection leaves the pool, as after ``Connection.execute``; cursor events are n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final, NoReturn, TypeAlias
 
 from sqlalchemy import JSON, Boolean, Connection, Dialect, bindparam
@@ -132,15 +133,25 @@ class _Compiled:
             for name, bound in compiled.binds.items()
             if not bound.required and bound.value is not None
         }
-        self._names: list[str] | None = compiled.positiontup
-        self._binds = [
-            (name, convert)
+        names: list[str] | None = compiled.positiontup
+        self._in_order = None if names is None else _getter(names)
+        converted = {
+            name: convert
             for name, bound in compiled.binds.items()
             if (convert := bound.type.dialect_impl(dialect).bind_processor(dialect)) is not None
+        }
+        places: Iterable[tuple[Any, str]] = (
+            enumerate(names) if names else zip(converted, converted, strict=True)
+        )
+        # Places of values, or their names if the driver takes names.
+        self._binds = [
+            (place, converted[name], _keeps_none(converted[name]))
+            for place, name in places
+            if name in converted
         ]
         self._columns = [*statement.exported_columns.keys()]
         self._results = [
-            (name, convert)
+            (name, convert, _keeps_none(convert))
             for name, column in statement.exported_columns.items()
             if (convert := column.type.dialect_impl(dialect).result_processor(dialect, None))
             is not None
@@ -148,21 +159,44 @@ class _Compiled:
 
     def bind(self, given: Mapping[str, Any]) -> list[Any] | dict[str, Any]:
         """Convert parameters to the driver's."""
-        values = {**self._fixed, **given}
-        for name, convert in self._binds:
-            values[name] = convert(values[name])
-        return values if self._names is None else [*map(values.__getitem__, self._names)]
+        values: list[Any] | dict[str, Any]
+        if self._in_order is None:
+            values = {**self._fixed, **given}
+        else:
+            values = [*self._in_order({**self._fixed, **given} if self._fixed else given)]
+        for place, convert, keeps_none in self._binds:
+            value = values[place]
+            if value is not None or not keeps_none:
+                values[place] = convert(value)
+        return values
 
     def read(self, row: Sequence[Any]) -> Row:
         """Convert a row of the driver."""
         found = dict(zip(self._columns, row, strict=True))
-        for name, convert in self._results:
-            found[name] = convert(found[name])
+        for name, convert, keeps_none in self._results:
+            value = found[name]
+            if value is not None or not keeps_none:
+                found[name] = convert(value)
         return found
 
     def read_first(self, cursor: Any) -> Row | None:
         row = cursor.fetchone()
         return None if row is None else self.read(row)
+
+
+def _getter(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Iterable[Any]]:
+    """Return a function that returns the values of these names in order."""
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda values: [values[name] for name in names]
+
+
+def _keeps_none(convert: _Convert) -> bool:
+    """Whether a conversion of values converts None to None, so that it need not be called."""
+    try:
+        return convert(None) is None
+    except (AttributeError, TypeError):
+        return False
 
 
 def _fail(

@@ -90,6 +90,8 @@ batches = Table(
     Column("cached_input_tokens", BigInteger, nullable=False, server_default="0"),
     Column("output_tokens", BigInteger, nullable=False, server_default="0"),
     Column("cost_nanos", BigInteger, nullable=False, server_default="0"),
+    # Sum of the quotes of its lines, once the file has been checked.
+    Column("most_nanos", BigInteger),
     Column("errors", OptionalJson),
     # Final status, which it gets once its files are written.
     Column("ending", String(16)),

@@ -60,6 +60,12 @@ QUANTITIES: Final = (
 )
 """Quantities of a usage besides requests; each is a column of ``receipts`` and ``usage_hourly``."""
 
+BOOKED_SUMS: Final = ("requests", "charge_nanos", "refund_nanos", *QUANTITIES)
+"""Sums of ``usage_hourly`` that its seals cover."""
+
+USAGE_SUMS: Final = (*BOOKED_SUMS, "expense_nanos", "expensed")
+"""All of its sums: also the cost to the operator, and the number of requests where it is known."""
+
 SYSTEM_ACCOUNTS: Final = {"cash": 1, "revenue": 2, "promo": 3, "breakage": -1}
 """System accounts, the other side of every transfer: name → id; created by the migrations. What a
 customer owes beyond its balance (a chargeback of spent money) is in ``receivable:<id>``."""
@@ -86,6 +92,8 @@ accounts = Table(
     Column("open_requests", Integer, nullable=False, server_default="0"),
     # Whether it is or was a member of an organisation, so that its lock is taken only in this case.
     Column("organised", Boolean, nullable=False, server_default=false()),
+    # Whether what is sent with its requests is kept as long as their outputs.
+    Column("keep_inputs", Boolean, nullable=False, server_default=false()),
     CheckConstraint("kind IN ('customer', 'system')", name="kind"),
     CheckConstraint("status IN ('active', 'suspended', 'closed')", name="status"),
     CheckConstraint("held_nanos >= 0", name="held"),
@@ -263,11 +271,18 @@ receipts = Table(
     Index(None, "key_id", "settled_at", "request_id"),
     Index(None, "transfer_id"),
     Index(None, "settled_at", postgresql_using="brin"),
-    Index(None, "model", "settled_at"),
-    # Finds requests that did not succeed among any number that did.
+    Index(None, "model", "request_id"),
+    # Find requests that did not succeed among any number that did, of an account and of all.
     Index(
         "ix_receipts_not_succeeded",
         "account_id",
+        "status",
+        "request_id",
+        sqlite_where=text("status <> 'succeeded'"),
+        postgresql_where=text("status <> 'succeeded'"),
+    ),
+    Index(
+        "ix_receipts_not_succeeded_of_all",
         "status",
         "request_id",
         sqlite_where=text("status <> 'succeeded'"),
@@ -450,13 +465,26 @@ usage_hourly = Table(
     Index(None, "key_id", "hour"),
 )
 
-reconciliations = Table(
-    "reconciliations",
+usage_days = Table(
+    "usage_days",
     metadata,
-    Column("id", RowId, primary_key=True),
-    Column("started_at", UtcDateTime, nullable=False),
-    Column("finished_at", UtcDateTime, nullable=False),
-    Column("findings", JSON, nullable=False),
+    Column("day", UtcDateTime, primary_key=True),
+    Column("rows", BigInteger, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("built_at", UtcDateTime, nullable=False),
+)
+
+usage_daily = Table(
+    "usage_daily",
+    metadata,
+    # 0: of all accounts together.
+    Column("account_id", RowId, primary_key=True, autoincrement=False),
+    Column("day", UtcDateTime, primary_key=True),
+    Column("model", String(200), primary_key=True),
+    Column("task", String(40), primary_key=True),
+    Column("outcome", String(16), primary_key=True),
+    *(Column(name, BigInteger, nullable=False) for name in USAGE_SUMS),
+    Index(None, "day", "model"),
 )
 
 chores = Table(

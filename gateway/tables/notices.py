@@ -117,6 +117,8 @@ notice_attempts = Table(
     # HTTP status or SMTP reply of the receiver; without one, the class of the error.
     Column("code", Integer),
     Column("error", String(32)),
+    # The first characters of what the receiver of a webhook answered.
+    Column("answer", String(200)),
 )
 
 # Finds the keys of an account that expire soon among any number that do not.

@@ -3,7 +3,8 @@
 ``price_version`` has one row. Triggers increment it with every row inserted into
 ``price_periods``, ``cancelled_prices`` or ``batch_discounts``, so that a gateway learns from one
 row whether its prices and discounts are current. The writer locks the row until it commits, so a
-version that can be read covers all changes up to it.
+version that can be read covers all changes up to it. The row also tells how often a catalog was
+loaded by somebody, and the digest of the last one, so that every gateway loads it.
 
 ``cancelled_prices`` is append-only. A period with a row there has no effect.
 """
@@ -33,6 +34,8 @@ price_version = Table(
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("version", BigInteger, nullable=False, server_default="0"),
+    Column("catalog_loads", BigInteger, nullable=False, server_default="0"),
+    Column("catalog_sha256", String(64), nullable=False, server_default=""),
     CheckConstraint("id = 1", name="only"),
 )
 

@@ -2,7 +2,7 @@
 
 The sums with which a closed month was proven, account by account. The next proof starts from them
 and reads later rows only. Nothing else depends on them: without a row, an account is proven from
-its beginning.
+its beginning. The findings of the last proofs are in ``reconciliations``.
 
 No foreign key refers to accounts or keys: it would lock rows that requests lock, and neither is
 ever deleted.
@@ -10,7 +10,7 @@ ever deleted.
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Index, String, Table
+from sqlalchemy import JSON, BigInteger, Boolean, Column, Index, String, Table
 
 from gateway.sql.database import UtcDateTime
 from gateway.tables.core import RowId, metadata
@@ -57,4 +57,13 @@ proven_months = Table(
     Column("month", String(7), primary_key=True),
     Column("read_at", UtcDateTime, nullable=False),
     Column("agrees", Boolean, nullable=False),
+)
+
+reconciliations = Table(
+    "reconciliations",
+    metadata,
+    Column("id", RowId, primary_key=True),
+    Column("started_at", UtcDateTime, nullable=False),
+    Column("finished_at", UtcDateTime, nullable=False),
+    Column("findings", JSON, nullable=False),
 )

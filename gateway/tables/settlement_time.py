@@ -1,9 +1,10 @@
-"""Receipts by the time of their settlement or refund, so that PostgreSQL reads few partitions.
+"""Receipts and transfers by the time of their booking, so that few partitions or rows are read.
 
-Partitions are ranges of request ids. An id usually has the time of its request, which is at most
-``LAG`` before its settlement, or ``LEAD`` after it if clocks differ. A trigger records the ends of
-all other ids by month of settlement, so a query with these conditions finds the same receipts as
-one by time alone.
+PostgreSQL's partitions are ranges of request ids. An id usually has the time of its request, which
+is at most ``LAG`` before its settlement, or ``LEAD`` after it if clocks differ. A trigger records
+the ends of all other ids by month of settlement, so a query with these conditions finds the same
+receipts as one by time alone. On SQLite, ``month_bounds`` has the ids of what was booked in each
+closed month; a month without a row is read by its moments alone, which gives the same rows.
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ from sqlalchemy import (
     Select,
     String,
     Table,
+    false,
     func,
+    literal_column,
     or_,
     select,
 )
 
 from gateway.checks.moments import EPOCH
-from gateway.checks.months import month_of
+from gateway.checks.months import MonthSpan, month_of
 from gateway.ids import first_request_id, time_of
 from gateway.sql.partitions import is_partitioned
-from gateway.tables.core import RequestKey, receipts, refunds
+from gateway.tables.core import RequestKey, RowId, metadata, receipts, refunds, transfers
 
 # A second more than the trigger's, which migration 0019 defines, because milliseconds are rounded.
 LAG: Final = timedelta(days=8, seconds=1)
@@ -48,6 +51,20 @@ _bounds: Final = Table(
     Column("last_id", RequestKey, nullable=False),
 )
 
+month_bounds: Final = Table(
+    "month_bounds",
+    metadata,
+    Column("month", String(7), primary_key=True),
+    # The smallest and the largest id of the receipts that were settled, and of the transfers that
+    # were booked in the month; NULL without any.
+    Column("first_request_id", RequestKey),
+    Column("last_request_id", RequestKey),
+    Column("first_transfer_id", RowId),
+    Column("last_transfer_id", RowId),
+    # Transfers of later months have this id or a larger one; 0 if unknown.
+    Column("later_transfer_id", RowId, nullable=False),
+)
+
 
 def settled_within(
     connection: Connection, starts_at: datetime, ends_at: datetime | None = None
@@ -61,11 +78,14 @@ def settled_within(
 
 
 def ids_within(
-    connection: Connection, starts_at: datetime, ends_at: datetime | None = None
+    connection: Connection,
+    starts_at: datetime,
+    ends_at: datetime | None = None,
+    *,
+    id: Column[Any] = receipts.c.request_id,
 ) -> list[ColumnElement[bool]]:
     """Return the SQL conditions for the ids that receipts settled in a span can have; none without
-    partitions."""
-    id = receipts.c.request_id
+    partitions. ``id``: the column of another table that is joined by it."""
     if not is_partitioned(connection):
         return []
     known = select(_bounds.c.first_id, _bounds.c.last_id).where(
@@ -109,3 +129,65 @@ def refunded_within(
     first, last = connection.execute(select(func.min(id), func.max(id)).where(*conditions)).one()
     # Without refunds, none: every id is longer.
     return [receipts.c.request_id.between(first or "", last or "")]
+
+
+# --- Closed months --------------------------------------------------------------------------------
+
+
+def settled_in(
+    connection: Connection, span: MonthSpan, id: Column[Any] = receipts.c.request_id
+) -> list[ColumnElement[bool]]:
+    """Return SQL conditions for the receipts that were settled in a month, to be read in the order
+    of their ids. ``id``: the column of another table that refers to them."""
+    ids = receipt_ids_of(connection, span, id)
+    moment: ColumnElement[Any] = receipts.c.settled_at
+    if ids and not is_partitioned(connection):
+        # SQLite would rather read an index by this, and sort the month for each page.
+        moment = literal_column("+receipts.settled_at", receipts.c.settled_at.type)
+    return [*_within(moment, span), *ids]
+
+
+def booked_in(connection: Connection, span: MonthSpan) -> list[ColumnElement[bool]]:
+    """Return SQL conditions for the transfers that were booked in a month."""
+    return [*_within(transfers.c.booked_at, span), *transfer_ids_of(connection, span)]
+
+
+def receipt_ids_of(
+    connection: Connection, span: MonthSpan, id: Column[Any] = receipts.c.request_id
+) -> list[ColumnElement[bool]]:
+    """Return SQL conditions for the ids that the receipts of a month can have."""
+    if is_partitioned(connection):
+        return ids_within(connection, *span, id=id)
+    return _between(connection, span, id, "request")
+
+
+def transfer_ids_of(connection: Connection, span: MonthSpan) -> list[ColumnElement[bool]]:
+    """Return SQL conditions that leave out transfers of other months; some can remain."""
+    if is_partitioned(connection):
+        return _within(transfers.c.booked_at, span)
+    return _between(connection, span, transfers.c.id, "transfer")
+
+
+def first_transfer_of(connection: Connection, span: MonthSpan) -> int:
+    """Return an id below which no transfer of a month is."""
+    earlier = select(month_bounds.c.later_transfer_id)
+    earlier = earlier.where(month_bounds.c.month < month_of(span.starts_at))
+    newest = earlier.order_by(month_bounds.c.month.desc()).limit(1)
+    return connection.execute(newest).scalar() or 0
+
+
+def _within(moment: ColumnElement[Any], span: MonthSpan) -> list[ColumnElement[bool]]:
+    return [moment >= span.starts_at, moment < span.ends_at]
+
+
+def _between(
+    connection: Connection, span: MonthSpan, id: Column[Any], name: str
+) -> list[ColumnElement[bool]]:
+    first, last = month_bounds.c[f"first_{name}_id"], month_bounds.c[f"last_{name}_id"]
+    query = select(first, last).where(month_bounds.c.month == month_of(span.starts_at))
+    known = connection.execute(query).first()
+    if known is not None:
+        return [false()] if known[0] is None else [id >= known[0], id <= known[1]]
+    if name == "transfer":
+        return [id >= first_transfer_of(connection, span)]
+    return []

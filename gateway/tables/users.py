@@ -1,23 +1,26 @@
-"""The SQL tables of people, of their accounts, and of their sessions in the console; they share the
-metadata of ``core``."""
+"""The SQL tables of people, of their accounts, and of their sessions and jobs in the console; they
+share the metadata of ``core``."""
 
 from __future__ import annotations
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
     CheckConstraint,
     Column,
     ForeignKey,
+    Index,
     Integer,
     LargeBinary,
     String,
     Table,
     UniqueConstraint,
     false,
+    text,
 )
 
 from gateway.sql.database import UtcDateTime
-from gateway.tables.core import OptionalJson, RowId, metadata
+from gateway.tables.core import OptionalJson, RequestKey, RowId, metadata
 
 users = Table(
     "users",
@@ -83,6 +86,8 @@ sessions = Table(
     Column("account_id", RowId, ForeignKey("accounts.id")),
     Column("zone", String(64)),
     Column("theme", String(8), nullable=False, server_default="system"),
+    # Columns that the list of requests leaves out, separated by commas.
+    Column("hidden", String(200), nullable=False, server_default="task,tags"),
     # Session at the provider, by which it ends this one.
     Column("provider_sid", String(255), index=True),
     # A form that waits for a proof: its path and fields.
@@ -105,4 +110,69 @@ login_links = Table(
     Column("used_at", UtcDateTime),
     # Wrong codes, of any visitor, since it was made; too many void its code.
     Column("wrong_codes", Integer, nullable=False, server_default="0"),
+)
+
+content_grants = Table(
+    "content_grants",
+    metadata,
+    # Sight of prompts and outputs that an owner gives to operators for a while.
+    Column("id", RowId, primary_key=True),
+    Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False, index=True),
+    Column("actor", String(200), nullable=False),
+    Column("reason", String(500), nullable=False),
+    Column("starts_at", UtcDateTime, nullable=False),
+    Column("ends_at", UtcDateTime, nullable=False, index=True),
+    # Who ended it before its time, which moved ``ends_at``.
+    Column("ended_by", String(200)),
+)
+
+content_asks = Table(
+    "content_asks",
+    metadata,
+    # An operator asks for it; open until it is answered, or has waited for too long.
+    Column("id", RowId, primary_key=True),
+    Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False, index=True),
+    Column("request_id", RequestKey),
+    Column("actor", String(200), nullable=False),
+    Column("reason", String(500), nullable=False),
+    Column("asked_at", UtcDateTime, nullable=False),
+    Column("ends_at", UtcDateTime, nullable=False),
+)
+
+console_jobs = Table(
+    "console_jobs",
+    metadata,
+    # Work that a page has started and does not wait for; any gateway shows how far it is.
+    Column("id", String(32), primary_key=True),
+    Column("kind", String(32), nullable=False),
+    # Of what the result depends on, so that the same question is not computed twice.
+    Column("digest", String(64), nullable=False),
+    Column("starter", String(200), nullable=False),
+    # Who may see it: those who may do this act, in this account; NULL: in the installation.
+    Column("act", String(32), nullable=False),
+    Column("account_id", RowId),
+    # The page that shows the result.
+    Column("back", String(4000), nullable=False),
+    Column("state", String(12), nullable=False, server_default="running"),
+    Column("done", BigInteger, nullable=False, server_default="0"),
+    Column("total", BigInteger),
+    Column("can_cancel", Boolean, nullable=False),
+    Column("cancelling", Boolean, nullable=False, server_default=false()),
+    Column("result", OptionalJson),
+    Column("problem", String(1000), nullable=False, server_default=""),
+    Column("started_at", UtcDateTime, nullable=False, index=True),
+    # Written while it runs: one that is silent has ended with its gateway.
+    Column("seen_at", UtcDateTime, nullable=False),
+    Column("ended_at", UtcDateTime),
+    CheckConstraint("state IN ('running', 'done', 'failed', 'cancelled')", name="state"),
+    Index(None, "kind", "digest"),
+    # Two gateways do not run the same job.
+    Index(
+        "uq_console_jobs_running",
+        "kind",
+        "digest",
+        unique=True,
+        sqlite_where=text("state = 'running'"),
+        postgresql_where=text("state = 'running'"),
+    ),
 )

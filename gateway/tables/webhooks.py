@@ -53,4 +53,6 @@ webhook_attempts = Table(
     # HTTP status of the receiver; without one, the class of the error.
     Column("code", Integer),
     Column("error", String(32)),
+    # The first characters of what the receiver answered.
+    Column("answer", String(200)),
 )

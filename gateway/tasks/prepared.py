@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.catalog.schema import Limits
+from gateway.catalog.schema import CatalogEntry, Limits
 from gateway.errors import InvalidRequest
 from gateway.files.sources import Source
 from workers.contract.jobs import Usage
@@ -24,6 +25,8 @@ class Prepared:
     """Number of choices that share the token limit, if the request named no length; else None."""
     stores: bool = False
     """Whether intermediate outputs are stored as blobs, whatever the task itself produces."""
+    measured_by: Callable[[CatalogEntry, Prepared, int | None], Prepared] | None = None
+    """Bounds the input anew by the duration in milliseconds that its attachment states, if any."""
 
 
 def gpu_us_max(limits: Limits) -> int:

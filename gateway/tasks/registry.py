@@ -26,8 +26,10 @@ from gateway.tasks.contracts import check_contract
 from gateway.tasks.embedding import TextEmbedding, prepare_embedding
 from gateway.tasks.mistakes import invalid_field
 from gateway.tasks.prepared import Prepared, gpu_us_max, over
+from gateway.tasks.rerank import RerankTask, prepare_rerank
 from gateway.tasks.talking_head import TalkingTask, prepare_talking
 from gateway.tasks.text import TextCompletion, TextGeneration, prepare_text
+from gateway.tasks.transcription import TranscriptionTask, prepare_transcription
 from gateway.tasks.visual import (
     ImageTask,
     VideoTask,
@@ -61,11 +63,13 @@ Input: TypeAlias = (
     TextGeneration
     | TextCompletion
     | TextEmbedding
+    | RerankTask
     | ImageTask
     | VideoTask
     | SpeechTask
     | MusicTask
     | TalkingTask
+    | TranscriptionTask
     | OtherTask
 )
 
@@ -94,6 +98,10 @@ def schema_of(task: Task, value: Mapping[str, Any]) -> type[Input]:
             return TextCompletion if "prompt" in value else TextGeneration
         case "text-embedding", _:
             return TextEmbedding
+        case "rerank", _:
+            return RerankTask
+        case "speech-to-text", _:
+            return TranscriptionTask
         case _, "image":
             return ImageTask
         case "talking-head", _:
@@ -141,6 +149,10 @@ def _prepare(entry: CatalogEntry, task: Task, value: Input, *, prefix: str) -> P
         return prepare_music(entry, task, value, prefix=prefix)
     if isinstance(value, TalkingTask):
         return prepare_talking(entry, task, value, prefix=prefix)
+    if isinstance(value, RerankTask):
+        return prepare_rerank(entry, value, prefix=prefix)
+    if isinstance(value, TranscriptionTask):
+        return prepare_transcription(entry, task, value, prefix=prefix)
     return _prepare_other(entry, task, value, prefix=prefix)
 
 

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, StringConstraints
+from pydantic import ConfigDict, Field, StrictInt, StrictStr, StringConstraints
 
 from gateway.catalog.schema import CatalogEntry, DefaultParameters, Limits
 from gateway.checks.strict import StrictModel
 from gateway.errors import InvalidRequest
+from gateway.tasks.content_parts import Part, Pictures
 from gateway.tasks.logprobs import refuse_many_logprobs
 from gateway.tasks.prepared import Prepared, gpu_us_max, over
 from workers.contract.jobs import ChatInput, ChatMessage, Prompt, Tool, ToolCall, Usage
@@ -39,37 +40,6 @@ Bias: TypeAlias = Annotated[float, Field(ge=-100, le=100)]
 FunctionName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
 
-class TextPart(StrictModel):
-    type: Literal["text"]
-    text: str
-    cache_control: Any | None = None
-    """Hint to another vendor's prompt cache; ignored, because the prefix cache needs none."""
-
-
-class RefusalPart(StrictModel):
-    type: Literal["refusal"]
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        return self.refusal
-
-
-class MediaPart(BaseModel):
-    """A part that is not text; declared only to be refused by its type."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    type: Literal["image_url", "input_audio", "video_url", "file"]
-
-    @property
-    def text(self) -> str:
-        return ""
-
-
-Part: TypeAlias = TextPart | RefusalPart | MediaPart
-
-
 class FunctionCall(StrictModel):
     name: FunctionName
     arguments: str
@@ -88,7 +58,7 @@ class CalledTool(StrictModel):
 
 
 class Message(StrictModel):
-    """One turn of a conversation; content is text, or a list of text parts."""
+    """One turn of a conversation; content is text, or a list of texts and pictures."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
@@ -225,8 +195,9 @@ def prepare_text(
     requested = _requested_tokens(entry, value, prefix)
     output_max = limits.output_tokens or 1
     given = _sampling(entry, value, requested or output_max, prefix)
+    pictures = Pictures(entry)
     if isinstance(value, TextGeneration):
-        chat = ChatInput(**given, **_conversation(entry, value, prefix))
+        chat = ChatInput(**given, **_conversation(value, pictures, prefix))
     else:
         if value.echo and value.logprobs is not None:
             raise InvalidRequest(
@@ -254,11 +225,12 @@ def prepare_text(
         input=msgspec.to_builtins(chat),
         limits=Usage(
             requests=1,
-            input_tokens=_input_tokens_max(chat, limits),
+            input_tokens=_input_tokens_max(chat, limits, pictures=len(pictures.sources)),
             output_tokens=chat.choices * chat.max_tokens,
             gpu_us=gpu_us_max(limits),
         ),
         choices=chat.choices if requested is None else None,
+        sources=pictures.sources,
     )
 
 
@@ -309,7 +281,7 @@ _DEFAULTED: Final = tuple(Sampling.model_fields.keys() & DefaultParameters.model
 """Parameters of which the catalog entry has defaults."""
 
 
-def _conversation(entry: CatalogEntry, value: TextGeneration, prefix: str) -> dict[str, Any]:
+def _conversation(value: TextGeneration, pictures: Pictures, prefix: str) -> dict[str, Any]:
     if value.top_logprobs and not value.logprobs:
         raise InvalidRequest(
             "invalid_value", "top_logprobs needs logprobs: true.", param=f"{prefix}top_logprobs"
@@ -325,7 +297,7 @@ def _conversation(entry: CatalogEntry, value: TextGeneration, prefix: str) -> di
             param=f"{prefix}tool_choice",
         )
     return {
-        "messages": tuple(_messages(entry, value.messages, prefix)),
+        "messages": tuple(_messages(value.messages, pictures, prefix)),
         "logprobs": bool(value.logprobs),
         "top_logprobs": value.top_logprobs or 0,
         "response_format": format,
@@ -336,34 +308,16 @@ def _conversation(entry: CatalogEntry, value: TextGeneration, prefix: str) -> di
     }
 
 
-_READS: Final = {
-    "image_url": "images",
-    "input_audio": "audio",
-    "video_url": "videos",
-    "file": "files",
-}
-
-
-def _refuse_media(entry: CatalogEntry, parts: Sequence[Part], place: str) -> None:
-    for number, part in enumerate(parts):
-        if isinstance(part, MediaPart):
-            raise InvalidRequest(
-                "unsupported_content",
-                f"{entry.name} reads no {_READS[part.type]}; {place}.content.{number} is of type "
-                f"{part.type}.",
-                param=f"{place}.content.{number}",
-            )
-
-
 def _messages(
-    entry: CatalogEntry, messages: Sequence[Message], prefix: str
+    messages: Sequence[Message], pictures: Pictures, prefix: str
 ) -> Iterator[ChatMessage]:
     """Convert messages; check that each function's result answers an earlier open call."""
     open_calls: set[str] = set()
     for number, message in enumerate(messages):
         place = f"{prefix}messages.{number}"
+        parts: tuple[str | int, ...] = ()
         if isinstance(message.content, list):
-            _refuse_media(entry, message.content, place)
+            parts = pictures.read(message.content, message.role, place)
         calls = message.tool_calls or []
         if calls and message.role != "assistant":
             raise InvalidRequest(
@@ -400,6 +354,7 @@ def _messages(
                 ToolCall(call.id, call.function.name, call.function.arguments) for call in calls
             ),
             tool_call_id=message.tool_call_id,
+            parts=parts,
         )
 
 
@@ -471,14 +426,16 @@ def _check_schema(schema: Mapping[str, Any], place: str) -> None:
     )
 
 
-def _input_tokens_max(chat: ChatInput, limits: Limits) -> int:
-    """Bound the prompt's tokens: at most one per byte, plus the template's own per message."""
+def _input_tokens_max(chat: ChatInput, limits: Limits, *, pictures: int) -> int:
+    """Bound the prompt's tokens: at most one per byte, plus the template's own per message, plus
+    the entry's limit for each picture."""
     once = limits.template_tokens or TOKENS_PER_PROMPT
     context = limits.context_tokens
     if chat.prompts:
         sizes = [once + len(p.encode()) if isinstance(p, str) else len(p) for p in chat.prompts]
         return sum(min(size, context) if context else size for size in sizes)
     size = once + sum(map(_message_bytes, chat.messages))
+    size += pictures * (limits.source_tokens or 0)
     if chat.tools:
         size += TOKENS_PER_TOOLS + sum(
             TOKENS_PER_TOOL + len(msgspec.json.encode(tool)) for tool in chat.tools

@@ -31,6 +31,7 @@ from gateway.catalog.tasks import TASKS, Modality, Task
 from gateway.checks.strict import StrictModel
 from gateway.errors import InvalidRequest
 from gateway.files.sources import Source, SourceField
+from gateway.tasks.adapters import Adapters, choose_adapters
 from gateway.tasks.prepared import Prepared, gpu_us_max, over
 from workers.contract.jobs import Usage
 from workers.contract.media import ImageFormat, ImageInput, VideoFormat, VideoInput
@@ -67,6 +68,7 @@ class VisualTask(StrictModel):
     resolution: _Name | None = None
     scale: Annotated[int, Field(ge=1, le=SCALE_MAX)] | None = None
     previews: Annotated[int, Field(ge=0, le=PREVIEWS_MAX)] | None = None
+    adapters: Adapters | None = None
     parameters: dict[str, Any] | None = None
 
 
@@ -266,6 +268,7 @@ class _TaskInput:
             "scheduler": self._scheduler(quality.scheduler or default.scheduler),
             "seed": self._seed(),
             "parameters": parameters,
+            "adapters": choose_adapters(self.entry, value.adapters or {}, self.prefix),
         }
         attributes = {
             "size": f"{size[0]}x{size[1]}" if size else None,

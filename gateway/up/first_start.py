@@ -11,11 +11,13 @@ import os
 from datetime import UTC, datetime
 from typing import Final
 
+from sqlalchemy import Connection
+
 from gateway.accounts.accounts import list_accounts
 from gateway.accounts.pepper import read_pepper
 from gateway.audit_log import Author
 from gateway.catalog.loader import load_catalog
-from gateway.operations import accounts, credit, keys
+from gateway.operations import accounts, credit, keys, users
 from gateway.operations.accounts import AccountBody
 from gateway.operations.credit import CreditBody
 from gateway.operations.database import record_migration
@@ -26,6 +28,7 @@ from gateway.operations.entrance.links import (
     operator_has_session,
 )
 from gateway.operations.keys import KeyBody
+from gateway.operations.users import MemberBody, UserBody
 from gateway.settings import Settings
 from gateway.sql.database import Database, migrate
 from gateway.up.home import KEYS_FILE
@@ -34,8 +37,8 @@ STARTING_CREDIT: Final = "5"
 
 
 def prepare(settings: Settings) -> None:
-    """Check the catalog and migrate the database; without any account, create the first one and its
-    keys. Raise ``CatalogError``, or what the database raises."""
+    """Check the catalog and migrate the database; without any account, create the first one, its
+    keys and its owner. Raise ``CatalogError``, or what the database raises."""
     load_catalog(settings.catalog)
     author = Author("tollgate up", "system")
     recorded = functools.partial(record_migration, author=author)
@@ -61,6 +64,7 @@ def prepare(settings: Settings) -> None:
                 }
             )
             credit.add(connection, author, name, given)
+            _create_operator(connection, author, name)
             # Written before the commit: stored keys whose secrets are lost would be worse than a
             # file with keys that do not exist.
             path = settings.home / KEYS_FILE
@@ -69,6 +73,14 @@ def prepare(settings: Settings) -> None:
                 file.write(f"TOLLGATE_API_KEY={secret}\nTOLLGATE_ADMIN_KEY={admin}\n")
     finally:
         database.dispose()
+
+
+def _create_operator(connection: Connection, author: Author, account: str) -> None:
+    """Create the first operator, for whom one-time links without a user are, as an owner of the
+    first account: the playground is for members, and what it orders is charged to an account."""
+    user = users.create(connection, author, UserBody(name="operator", role="operator"))
+    owner = MemberBody(role="owner")
+    users.put_member(connection, author, account, str(user["id"]), owner)
 
 
 def console_link(settings: Settings) -> str | None:

@@ -18,8 +18,8 @@ from redis.exceptions import RedisError
 from gateway.settings import Settings
 from gateway.up.children import CannotStart, Child
 from gateway.up.queue_server import ping
+from workers.contract.announcements import Workers
 from workers.contract.redis import connect
-from workers.contract.streams import Workers
 
 READY_S: Final = 120.0
 """Time for the gateway to be ready, and for a worker to announce itself."""

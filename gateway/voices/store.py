@@ -150,12 +150,15 @@ class Voices:
 
         return await self._database.report(read, account_id=account_id)
 
-    async def rename_consent(self, account_id: int, id: str, name: str) -> Recording:
-        """Rename a consent. Raise ``NotFound``, or ``InvalidRequest`` if the name is invalid."""
+    async def rename(self, account_id: int, kind: Kind, id: str, name: str) -> Recording:
+        """Rename a voice or consent. Raise ``NotFound``, ``InvalidRequest`` if the name is invalid,
+        or ``Conflict`` if another voice has it."""
         _check_name(name)
 
         def write(connection: Connection) -> Recording:
-            found = _find(connection, account_id, "consent", id)
+            found = _find(connection, account_id, kind, id)
+            if name != found.name:
+                _check(connection, account_id, NewRecording(name, consent_id=found.consent_id))
             change = update(recordings).where(recordings.c.id == id)
             connection.execute(change.values(name=name))
             return replace(found, name=name)

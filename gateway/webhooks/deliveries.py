@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
-from sqlalchemy import Connection, RowMapping, delete, select, update
+from sqlalchemy import Connection, Row, RowMapping, delete, func, or_, select, update
 
 from gateway.tables.webhooks import webhook_attempts, webhook_deliveries
 from gateway.webhooks.outbox import Outbox
@@ -26,6 +26,8 @@ class Attempt:
     duration_ms: int
     code: int | None
     error: str | None
+    answer: str | None
+    """The first characters of what the receiver answered; None if it sent no text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,15 @@ def list_deliveries(
     if before is not None:
         query = query.where(_TABLE.c.request_id < before)
     return _with_attempts(connection, connection.execute(query).mappings().all())
+
+
+def count_failing(connection: Connection, since: datetime) -> int:
+    """Count the deliveries that were given up since a moment, and those that wait after a failed
+    attempt."""
+    gave_up = (_TABLE.c.outcome == "failed") & (_TABLE.c.ended_at >= since)
+    waits = _TABLE.c.outcome.is_(None) & (_TABLE.c.attempts > 0)
+    query = select(func.count()).select_from(_TABLE).where(or_(gave_up, waits))
+    return int(connection.execute(query).scalar_one())
 
 
 def find_delivery(
@@ -101,6 +112,13 @@ def delete_ended(connection: Connection, before: datetime, *, limit: int) -> int
     return len(ids)
 
 
+def read_attempt(row: Row[Any]) -> Attempt:
+    """Read a row of a table of attempts."""
+    return Attempt(
+        row.number, row.started_at, row.duration_ms, row.code, row.error, row.answer or None
+    )
+
+
 def _with_attempts(connection: Connection, rows: Sequence[RowMapping]) -> list[Delivery]:
     table = webhook_attempts
     attempts: dict[str, list[Attempt]] = {row["request_id"]: [] for row in rows}
@@ -110,9 +128,7 @@ def _with_attempts(connection: Connection, rows: Sequence[RowMapping]) -> list[D
         .order_by(table.c.request_id, table.c.number)
     )
     for row in connection.execute(query) if rows else ():
-        attempts[row.request_id].append(
-            Attempt(row.number, row.started_at, row.duration_ms, row.code, row.error)
-        )
+        attempts[row.request_id].append(read_attempt(row))
     return [
         Delivery(
             row["request_id"],

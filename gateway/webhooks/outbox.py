@@ -99,6 +99,8 @@ class AttemptResult:
     error: str | None = None
     final: bool = False
     """Whether another attempt would be pointless."""
+    answer: str = ""
+    """The first characters of what the receiver answered."""
 
     @property
     def outcome(self) -> Outcome | None:
@@ -201,6 +203,7 @@ class Outbox:
                     "duration_ms": result.duration_ms,
                     "code": result.code,
                     "error": result.error,
+                    "answer": result.answer or None,
                 }
             )
             if result.outcome is not None:

@@ -56,6 +56,11 @@ SILENCE: Final = ("timeout", "connect", "tls", "protocol", "name_resolution")
 """Classes of errors that mean that a receiver does not answer; they open its circuit."""
 TIMEOUT_S: Final = 15.0
 """Time limit of one attempt: name resolution, connection, TLS and response headers."""
+ANSWER_MAX: Final = 200
+"""Characters of a response that are kept with the attempt."""
+ANSWER_BYTES: Final = 4 * ANSWER_MAX
+ANSWER_S: Final = 1.0
+"""Time in which they must come after the headers."""
 BETWEEN_S: Final = 0.05
 """Pause between claims if there are more due deliveries than one claim covers."""
 
@@ -76,6 +81,14 @@ class Turn:
     """Times from the due time of claimed deliveries to their claim."""
     in_flight: int
     open_circuits: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverAnswer:
+    """A receiver's answer: its code, and the first characters of its text."""
+
+    code: int
+    text: str = ""
 
 
 class Rejected(Exception):
@@ -116,8 +129,8 @@ class Sender:
         self._ended = asyncio.Event()
         self._after = BEGINNING
 
-    async def send(self, client: httpx.AsyncClient, one: Claimed) -> int:
-        """Send a delivery; return the receiver's code, of which 200 to 299 mean success.
+    async def send(self, client: httpx.AsyncClient, one: Claimed) -> ReceiverAnswer:
+        """Send a delivery; return the receiver's answer, whose codes 200 to 299 mean success.
 
         Raise ``NotFound`` if there is nothing left to send, and ``Rejected``.
         """
@@ -200,9 +213,10 @@ class Sender:
     async def _deliver(self, client: httpx.AsyncClient, one: Claimed) -> None:
         """Make one attempt and store its result for the next turn. Raises nothing."""
         started_at, started = _now(), time.monotonic()
-        code, error, final = None, None, False
+        code, error, final, text = None, None, False, ""
         try:
-            code = await self.send(client, one)
+            answer = await self.send(client, one)
+            code, text = answer.code, answer.text
         except NotFound:
             error, final = "request_gone", True
         except Rejected as refusal:
@@ -224,7 +238,7 @@ class Sender:
             self._lanes.failed(one.account_id, one.host, _now())
         self.observe(error, duration_s)
         self._results.append(
-            AttemptResult(one, started_at, int(duration_s * 1000), code, error, final)
+            AttemptResult(one, started_at, int(duration_s * 1000), code, error, final, text)
         )
         self._ended.set()
 
@@ -238,8 +252,8 @@ class Poster:
 
     async def post(
         self, client: httpx.AsyncClient, one: Claimed, event: Mapping[str, Any], *, id: str
-    ) -> int:
-        """Post an event, signed with the secret of its account, and return the status code.
+    ) -> ReceiverAnswer:
+        """Post an event, signed with the secret of its account, and return the answer.
 
         ``id`` is the same whenever the event is sent again.
         """
@@ -247,17 +261,17 @@ class Poster:
         body = _encode(event)
         secret = signing_secret(self._pepper, one.account_id)
         signature = Webhook(secret).sign(id, now, body.decode())
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(TIMEOUT_S) as limit:
             to = await pin(
                 one.url, private_allowed=self._private_allowed, owner=str(one.account_id)
             )
-            # The body of the response is not read, because only the status code is used.
             async with client.stream(
                 "POST",
                 to.url,
                 content=body,
                 headers={
                     **to.headers,
+                    "Accept-Encoding": "identity",
                     "Content-Type": "application/json",
                     "webhook-id": id,
                     "webhook-timestamp": str(int(now.timestamp())),
@@ -265,7 +279,29 @@ class Poster:
                 },
                 extensions=to.extensions,
             ) as response:
-                return response.status_code
+                # The code is known, and decides. What follows is for people.
+                limit.reschedule(asyncio.get_running_loop().time() + 2 * ANSWER_S)
+                return ReceiverAnswer(response.status_code, await _beginning(response))
+
+
+async def _beginning(response: httpx.Response) -> str:
+    """Return the first characters of a response, for people; no more of it is read.
+
+    Only the code decides, so a body that breaks off, or does not come in time, is no failure.
+    """
+    data = b""
+    if "content-encoding" in response.headers:
+        # A compressed one could be of any size, and none was asked for.
+        return ""
+    with contextlib.suppress(httpx.HTTPError, TimeoutError):
+        async with asyncio.timeout(ANSWER_S):
+            async for chunk in response.aiter_raw(ANSWER_BYTES):
+                data += chunk
+                if len(data) >= ANSWER_BYTES:
+                    break
+    text = data[:ANSWER_BYTES].decode(errors="replace")
+    shown = "".join(one if one.isprintable() else " " for one in text)
+    return " ".join(shown.split())[:ANSWER_MAX]
 
 
 class Webhooks(Sender):
@@ -285,7 +321,7 @@ class Webhooks(Sender):
         self._view = view
         self._poster = poster
 
-    async def send(self, client: httpx.AsyncClient, one: Claimed) -> int:
+    async def send(self, client: httpx.AsyncClient, one: Claimed) -> ReceiverAnswer:
         found = await self._find(one.account_id, one.id)
         event = {
             "type": f"request.{found.status}",

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from gateway.catalog.schema import CatalogEntry
-from gateway.catalog.tasks import TASKS
+from gateway.catalog.tasks import TASKS, flows_as
 from gateway.catalog.workflow import BACKOFF_MAX_S, Reference, is_retried
 from gateway.errors import TollgateError
 from gateway.files.sources import Given, StoredSource
@@ -200,7 +200,7 @@ def _chosen(
 
 def _readable(step: PlannedStep, output: Output) -> str | Given | None:
     """Return what other steps read of an output: its first text, image, video or audio."""
-    makes = TASKS[_task(step)].makes
+    makes = flows_as(_task(step))
     if makes == "text":
         return text_of(output)[: step.characters]
     for medium in msgspec.convert(output.value.get("media", ()), tuple[Medium, ...]):

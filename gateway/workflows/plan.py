@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.catalog.ensembles import candidate_names, expanded, judge_name
 from gateway.catalog.schema import CatalogEntry
-from gateway.catalog.tasks import TASKS, Task
+from gateway.catalog.tasks import TASKS, Task, flows_as
 from gateway.catalog.workflow import (
     Reference,
     Step,
@@ -322,7 +322,7 @@ def _quoted(
             return inputs.texts[name] if name in inputs.texts else inputs.media[name]
         made = chosen[source.name]
         task = made.task or models.entry(made.model).task
-        return _WIDEST * made.characters if TASKS[task].makes == "text" else _PLACEHOLDER
+        return _WIDEST * made.characters if flows_as(task) == "text" else _PLACEHOLDER
 
     step_input = StepInput(resolve)
     place = f"steps.{step.name}"

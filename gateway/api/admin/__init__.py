@@ -8,6 +8,7 @@ from litestar.types import ControllerRouterHandler
 
 from gateway.api.admin.accounts import AccountsController
 from gateway.api.admin.audit import AuditController
+from gateway.api.admin.catalog import CatalogFileController
 from gateway.api.admin.credit import CreditController
 from gateway.api.admin.erasure import ErasureController
 from gateway.api.admin.keys import KeysController
@@ -22,6 +23,7 @@ from gateway.api.admin.organisations import (
 from gateway.api.admin.periods import AdminPeriodsController
 from gateway.api.admin.plan import PlanController
 from gateway.api.admin.prices import PricesController
+from gateway.api.admin.running import QueuesController, RunningController, WorkersController
 from gateway.api.admin.set_aside import SetAsideController
 from gateway.api.admin.users import UsersController
 
@@ -30,6 +32,7 @@ HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (
     KeysController,
     CreditController,
     AdminController,
+    CatalogFileController,
     PricesController,
     SetAsideController,
     AdminLimitsController,
@@ -42,4 +45,7 @@ HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (
     OrganisationExportsController,
     MarginsController,
     PlanController,
+    WorkersController,
+    QueuesController,
+    RunningController,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Final
@@ -16,12 +15,11 @@ from litestar.response import Stream
 from gateway.api.http.answers import PageView
 from gateway.api.http.bodies import check_limit
 from gateway.api.http.fields import moment_in_query
-from gateway.api.http.operations import page_response
+from gateway.api.http.operations import export_pages, page_response
 from gateway.api.http.request import ApiRequest
 from gateway.audit_log import Act, AuditFilter, Origin
 from gateway.operations import audit
 from gateway.operations.audit import AuditEventView, Format
-from gateway.sql.database import Database
 
 MEDIA_TYPES: Final = {"jsonl": "application/jsonl", "csv": "text/csv"}
 _MOMENT: Final = {"format": "date-time", "examples": ["2026-03-01T10:00:00Z"]}
@@ -92,19 +90,7 @@ class AuditController(Controller):
         now = datetime.now(UTC)
         wanted = replace(wanted, ends_at=min(wanted.ends_at or now, now))
         return Stream(
-            _pages(request.services.database, wanted, format, request.key.account_id),
+            export_pages(request, audit.export_page, wanted=wanted, format=format),
             media_type=MEDIA_TYPES[format],
             headers={"Content-Disposition": f'attachment; filename="audit.{format}"'},
         )
-
-
-async def _pages(
-    database: Database, wanted: AuditFilter, format: Format, account_id: int
-) -> AsyncIterator[bytes]:
-    cursor: str | None = None
-    while True:
-        read = functools.partial(audit.export_page, wanted=wanted, format=format, cursor=cursor)
-        page, cursor = await database.report(read, account_id=account_id)
-        yield page
-        if cursor is None:
-            return

@@ -1,4 +1,4 @@
-"""Maintenance of a running gateway: reload its catalog, reconcile its ledger."""
+"""Maintenance of a running gateway: reconcile its ledger."""
 
 from __future__ import annotations
 
@@ -12,13 +12,8 @@ from gateway.api.http.operations import author_of
 from gateway.api.http.request import ApiRequest
 from gateway.billing.reconciliation import Reconciliation, last_reconciliation, run_reconciliation
 from gateway.checks.moments import timestamp
-from gateway.errors import InvalidRequest, NotFound
+from gateway.errors import NotFound
 from gateway.ledger.reconcile import Finding
-
-
-class ReloadedView(TypedDict):
-    object: Literal["catalog"]
-    models: int
 
 
 class ReconciliationView(TypedDict):
@@ -35,25 +30,6 @@ class AdminController(Controller):
     path = "/v1/admin"
     tags = ["Operation"]
     opt = {"scope": "admin", "area": "ledger"}
-
-    @post(
-        "/catalog/reload",
-        opt={"area": "catalog"},
-        status_code=200,
-        operation_id="ReloadCatalog",
-        summary="Reload catalog.yaml; a changed price becomes a new price version",
-    )
-    async def reload(self, request: ApiRequest) -> Response[ReloadedView]:
-        live = request.services.live
-        problems = await live.reload(author_of(request))
-        if problems:
-            raise InvalidRequest(
-                "invalid_catalog",
-                f"The catalog was not changed: {problems[0]}"
-                + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""),
-                details={"problems": [str(problem) for problem in problems]},
-            )
-        return json_response({"object": "catalog", "models": len(live.names())})
 
     @post(
         "/reconcile",

@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import functools
 
-from litestar import Controller, Response, get, post
+from litestar import Controller, Response, get, post, put
 from litestar.params import FromPath, FromQuery, JSONBody
 
 from gateway.api.http.answers import ListView, json_response
-from gateway.api.http.operations import author_of, write
+from gateway.api.http.operations import author_of, list_response, write
 from gateway.api.http.request import ApiRequest
 from gateway.operations import invoices, periods
 from gateway.operations.invoices import CreditNoteBody, InvoiceView
-from gateway.operations.periods import PeriodView, RehearsalView, VerifiedView
+from gateway.operations.periods import (
+    PeriodView,
+    RebatesBody,
+    RebatesView,
+    RehearsalView,
+    VerifiedView,
+)
 
 
 class AdminPeriodsController(Controller):
@@ -61,6 +67,25 @@ class AdminPeriodsController(Controller):
         verify = functools.partial(periods.verify, month=month)
         account_id = request.key.account_id
         return json_response(await database.long_report(verify, account_id=account_id))
+
+    @get(
+        "/rebates",
+        operation_id="ListRebates",
+        summary="List volume rebates: the tiers of all accounts, and of those with their own",
+    )
+    async def rebates(self, request: ApiRequest) -> Response[ListView[RebatesView]]:
+        return await list_response(request, periods.list_rebates)
+
+    @put(
+        "/rebates",
+        operation_id="SetRebates",
+        summary="Replace the rebate tiers of an account, or of all without their own",
+    )
+    async def set_rebates(
+        self, request: ApiRequest, data: JSONBody[RebatesBody]
+    ) -> Response[ListView[RebatesView]]:
+        made = await write(request, periods.put_rebates, data)
+        return json_response({"object": "list", "data": made})
 
     @post(
         "/invoices/{number:str}/credit-notes",

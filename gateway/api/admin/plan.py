@@ -13,7 +13,7 @@ from gateway.api.http.fields import refuse_unknown_parameters
 from gateway.api.http.request import ApiRequest
 from gateway.errors import InvalidRequest
 from gateway.operations.refusals import refusals
-from gateway.plan.hardware import Device, find_gpu, gpus, own_gpu
+from gateway.plan.hardware import Device, choose_devices, gpus
 from gateway.plan.measured import read_measured
 from gateway.plan.planning import make_plan
 from gateway.plan.question import PlanQuestion
@@ -121,11 +121,7 @@ class PlanController(Controller):
 
 def _devices(names: str | None, own: dict[str, float | None]) -> tuple[Device, ...]:
     """Raise ``InvalidRequest`` if a GPU is unknown, ``ValueError`` if one is described in part."""
-    described = own_gpu(own)
     try:
-        found = tuple(find_gpu(name) for name in names.split(",")) if names else ()
+        return choose_devices(names.split(",") if names else (), own) or gpus()
     except LookupError as error:
         raise InvalidRequest("invalid_value", f"{error.args[0]}.", param="gpu") from None
-    if described is not None:
-        return (*found, described)
-    return found or gpus()

@@ -10,7 +10,15 @@ from gateway.api.http.operations import list_response, write
 from gateway.api.http.request import ApiRequest
 from gateway.errors import unknown_model
 from gateway.operations import prices
-from gateway.operations.prices import PriceBody, PriceCancelBody, PriceView
+from gateway.operations.prices import (
+    PriceBody,
+    PriceCancelBody,
+    PriceTrialBody,
+    PriceTrialView,
+    PriceView,
+    what_if,
+    what_if_span,
+)
 
 
 class PricesController(Controller):
@@ -61,3 +69,24 @@ class PricesController(Controller):
     ) -> Response[PriceView]:
         live = request.services.live
         return json_response(await write(request, prices.cancel, data, cache=live.prices))
+
+    @post(
+        "/whatif",
+        status_code=200,
+        opt={"errors": [410, 429], "reads": True},
+        operation_id="TryPrices",
+        summary="What past requests would have cost at other prices; nothing is changed",
+        description="Can take minutes: every charged request of the span is priced again.",
+    )
+    async def what_if(
+        self, request: ApiRequest, data: JSONBody[PriceTrialBody]
+    ) -> Response[PriceTrialView]:
+        offered, span = prices.read_offers(data.prices), what_if_span(data)
+        services = request.services
+        found = await services.database.long_report(
+            lambda connection: what_if(
+                connection, offered, span, account=data.account, blobs=services.blobs
+            ),
+            account_id=request.key.account_id,
+        )
+        return json_response(found)

@@ -16,7 +16,7 @@ from gateway.catalog.tasks import TASKS, Task
 from gateway.catalog.views import PriceLineView
 from gateway.tasks.audio import TEXT_MAX
 from gateway.voices.store import Recording
-from workers.contract.streams import Announcement
+from workers.contract.announcements import Announcement
 
 DEFAULT_VOICE: Final = "default"
 SPEECH_TASKS: Final[tuple[Task, ...]] = ("text-to-speech", "voice-clone")

@@ -22,6 +22,7 @@ from gateway.catalog.views import PriceLineView
 from gateway.errors import NotFound
 from gateway.pricing import format_usd
 from gateway.tasks.visual import PROMPT_MAX, SEED_MAX, STEPS_MAX
+from workers.contract.announcements import Announcement
 from workers.contract.media import (
     RATE_MAX,
     RATE_MIN,
@@ -31,7 +32,6 @@ from workers.contract.media import (
     ImageFormat,
     VideoFormat,
 )
-from workers.contract.streams import Announcement
 
 TASKS_OF_QUEUE: Final[tuple[Task, ...]] = tuple(
     task for task, kind in TASKS.items() if kind.makes in ("image", "video", "audio")

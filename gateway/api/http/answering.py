@@ -21,7 +21,12 @@ from gateway.catalog.tasks import Task
 from gateway.checks.strict import StrictModel
 from gateway.errors import InvalidRequest, RequestFailed
 from gateway.ledger.closed import ClosedRequest
-from gateway.requests.ticket import Ticket, raise_unless_succeeded
+from gateway.requests.ticket import (
+    ClientConnection,
+    Ticket,
+    connection_of,
+    raise_unless_succeeded,
+)
 from gateway.tasks.registry import Input
 from gateway.tasks.submission import Submission
 from workers.contract.jobs import SentEvent
@@ -93,24 +98,47 @@ async def answer(
     """Submit a request and respond to it, as a stream if it is one and has a ``writer``."""
     ticket = await request.services.requests.submit(request.caller, submission)
     if submission.stream and writer is not None:
-        headers = request_headers(ticket.request_id)
-        return event_stream(_stream(ticket, writer(ticket)), headers=headers)
+        return stream_answer(request, ticket, writer(ticket))
     with ticket:
         closed = await ticket.closed(request)
     raise_unless_succeeded(closed)
     return json_response(view(closed), headers=request_headers(closed.request_id, closed))
 
 
-async def _stream(ticket: Ticket, writer: StreamWriter) -> AsyncIterator[bytes]:
+def stream_answer(request: ApiRequest, ticket: Ticket, writer: StreamWriter) -> Stream:
+    """Respond to a submitted request as a stream."""
+    events = _stream(ticket, writer, connection_of(request))
+    return event_stream(events, headers=request_headers(ticket.request_id))
+
+
+async def _stream(
+    ticket: Ticket, writer: StreamWriter, connection: ClientConnection
+) -> AsyncIterator[bytes]:
     with ticket:
-        async for data in stream_events(ticket, writer):
+        async for data in stream_events(ticket, writer, connection):
             yield data
 
 
-async def stream_events(ticket: Ticket, writer: StreamWriter) -> AsyncIterator[bytes]:
-    """Yield the events of an answer. Within ``ticket``, ending this early cancels the request."""
+async def stream_events(
+    ticket: Ticket, writer: StreamWriter, connection: ClientConnection
+) -> AsyncIterator[bytes]:
+    """Write the events of an answer to the connection as they arrive. Yield what has to wait for
+    the client, and the end. Within ``ticket``, ending this early cancels the request."""
+
+    def write(sent: SentEvent) -> bool:
+        if not connection.takes_chunks:
+            return False
+        try:
+            data = writer.write(sent)
+        except Exception:  # a boundary: raised again below
+            return False
+        if data:
+            connection.write_chunk(data)
+        return True
+
     data = b""
     try:
+        ticket.forward(write)
         while (events := await ticket.next_events(KEEP_ALIVE_S)) is not None:
             data = b"" if events else KEEP_ALIVE
             for sent in events:
@@ -120,4 +148,5 @@ async def stream_events(ticket: Ticket, writer: StreamWriter) -> AsyncIterator[b
                 data = b""
         yield writer.finish(ticket.result)
     except RequestFailed as error:
+        ticket.forward(lambda _: True)
         yield data + writer.fail(error)

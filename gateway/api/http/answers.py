@@ -68,6 +68,10 @@ class PromptTokensDetails(TypedDict):
     cached_tokens: int
 
 
+class CompletionTokensDetails(TypedDict):
+    reasoning_tokens: int
+
+
 class UsageView(TypedDict):
     """OpenAI's usage, where cached tokens are a part of the prompt's, with OpenRouter's cost."""
 
@@ -75,6 +79,7 @@ class UsageView(TypedDict):
     completion_tokens: NotRequired[int]
     total_tokens: int
     prompt_tokens_details: NotRequired[PromptTokensDetails]
+    completion_tokens_details: NotRequired[CompletionTokensDetails]
     cost: ExactUsd
 
 
@@ -133,13 +138,16 @@ def request_headers(request_id: RequestId, closed: ClosedRequest | None = None) 
     return headers
 
 
-def openai_usage(usage: Usage, cost_nanos: int) -> UsageView:
-    """Return usage as OpenAI counts it: cached tokens are part of the prompt."""
+def openai_usage(usage: Usage, cost_nanos: int, reasoning_tokens: int = 0) -> UsageView:
+    """Return usage as OpenAI counts it: cached tokens are the prompt's, thoughts the answer's."""
     prompt = usage.input_tokens + usage.cached_input_tokens
-    return {
+    view: UsageView = {
         "prompt_tokens": prompt,
         "completion_tokens": usage.output_tokens,
         "total_tokens": prompt + usage.output_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_input_tokens},
         "cost": exact_number(cost_nanos),
     }
+    if reasoning_tokens:
+        view["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return view

@@ -8,7 +8,7 @@ whatever their boundaries.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
 
@@ -71,7 +71,7 @@ async def _form(request: ApiRequest, repeated: Mapping[str, str]) -> ReceivedFor
         if isinstance(value, UploadFile):
             files.append(value)
             digests.append([name, await _digest(value)])
-            given: Any = SentSource(_reader(value), value.filename or "")
+            given: Any = SentSource(reader_of(value), value.filename or "")
             if plain in repeated:
                 fields.setdefault(repeated[plain], []).append(given)
                 continue
@@ -119,7 +119,9 @@ def _scalar(value: Any) -> Any:
     return value if isinstance(found, dict | list) else found
 
 
-def _reader(file: UploadFile) -> Any:
+def reader_of(file: UploadFile) -> Callable[[], AsyncIterator[bytes]]:
+    """Return a function that reads an uploaded file in chunks, from its start."""
+
     async def read() -> AsyncIterator[bytes]:
         await file.seek(0)
         while chunk := await file.read(CHUNK_BYTES):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Concatenate, Final, ParamSpec, TypeVar
+import functools
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from litestar import Response
 from sqlalchemy import Connection
@@ -64,6 +65,21 @@ async def page_response(
         account_id=request.key.account_id,
     )
     return json_response(page_view(found, more))
+
+
+async def export_pages(
+    request: ApiRequest, operation: Callable[..., tuple[bytes, str | None]], /, **kwargs: Any
+) -> AsyncIterator[bytes]:
+    """Run an operation that encodes a part of an export after a ``cursor``, until the last part."""
+    cursor: str | None = None
+    while True:
+        read = functools.partial(operation, **kwargs, cursor=cursor)
+        page, cursor = await request.services.database.report(
+            read, account_id=request.key.account_id
+        )
+        yield page
+        if cursor is None:
+            return
 
 
 def author_of(request: ApiRequest) -> Author:

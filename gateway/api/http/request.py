@@ -17,6 +17,7 @@ from gateway.accounts.visitors import Visitors
 from gateway.api.http.access import Access
 from gateway.api.http.large_bodies import Bodies
 from gateway.batches.runner import Runner
+from gateway.billing.usage.traffic import TrafficHour
 from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.store import LiveCatalog
 from gateway.checks.decoding import check_text, refuse_null, unreadable
@@ -25,6 +26,8 @@ from gateway.files.retention import MediaStore
 from gateway.files.room import Room
 from gateway.files.store import Files
 from gateway.files.upload_urls import UploadUrls
+from gateway.operations.running.gateways import Gateways
+from gateway.operations.running.server import QueueServer
 from gateway.payments.provider import PaymentProvider
 from gateway.performance import Performance
 from gateway.readiness import Readiness
@@ -66,6 +69,9 @@ class Services:
     refused: RefusedAttempts
     visitors: Visitors
     attempts: Attempts
+    traffic: TrafficHour
+    queue_server: QueueServer
+    gateways: Gateways
 
 
 def services_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Services:

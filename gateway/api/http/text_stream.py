@@ -80,8 +80,37 @@ class TextStream:
         """What this attempt has produced; never more than was sent."""
         self._sent: dict[int, _Sent] = {}
 
+    def appends(self, sent: SentEvent, event: Tokens) -> bool:
+        """Whether an event adds its text and nothing else, to a choice of which something was sent.
+
+        It then counts as sent. Any other event is for ``receive``.
+        """
+        before = self._sent.get(event.index)
+        if (
+            before is None
+            or sent.seq != self._next_seq
+            or sent.attempt != self._attempt
+            or not self._complete
+            or not event.text
+            or event.logprobs is not None
+            or event.tool_calls
+            or event.reasoning
+        ):
+            return False
+        received = self._received[event.index]
+        if received.text != before.text:  # it repeats what an earlier attempt has sent
+            return False
+        self._next_seq += 1
+        before.pieces.append(event.text)
+        before.text = received.text = received.text + len(event.text)
+        return True
+
     def receive(self, sent: SentEvent) -> TextDelta | None:
-        """Return what an event adds to the text sent so far, or None."""
+        """Return what an event adds to the text sent so far, or None.
+
+        Raise ``RequestFailed``, then and each time that it is called again with the same event, if
+        the event contradicts what was sent.
+        """
         if sent.attempt < self._attempt:
             return None
         if sent.attempt > self._attempt:
@@ -89,14 +118,15 @@ class TextStream:
             self._received.clear()
         if sent.seq != self._next_seq:
             self._complete = False
-        self._next_seq = sent.seq + 1
         event = sent.event
         if not self._complete or not isinstance(event, Tokens):
+            self._next_seq = sent.seq + 1
             return None
         received = self._received[event.index]
         delta = self._advance(
             event.index, received, event.text, event.tool_calls, event.logprobs, event.reasoning
         )
+        self._next_seq = sent.seq + 1
         received.text += len(event.text)
         received.calls += len(event.tool_calls)
         received.reasoning += len(event.reasoning)
@@ -175,6 +205,11 @@ def choices_of(closed: ClosedRequest) -> Sequence[Choice]:
     if closed.output is None:
         return ()
     return msgspec.convert(closed.output.value.get("choices", ()), tuple[Choice, ...])
+
+
+def reasoning_tokens(choices: Sequence[Choice]) -> int:
+    """Return how many output tokens were thoughts, as far as that was counted."""
+    return sum(choice.reasoning_tokens for choice in choices)
 
 
 def logprob_view(token: TokenLogprob) -> LogprobView:

@@ -1,22 +1,27 @@
-"""The caller's account: balance, webhook secret, and the key of the call."""
+"""The caller's account: what it is, who sees its contents, balance, webhook secret, and the key of
+the call."""
 
 from __future__ import annotations
 
 import functools
 from typing import Literal, TypedDict
 
-from litestar import Controller, Response, get
-from litestar.params import FromQuery
+from litestar import Controller, Response, delete, get, patch, post
+from litestar.params import FromQuery, JSONBody
 from sqlalchemy import Connection
 
 from gateway.accounts.accounts import Account
 from gateway.api.http.access import requested_account
-from gateway.api.http.answers import json_response
+from gateway.api.http.answers import ListView, json_response
+from gateway.api.http.operations import list_response, write
 from gateway.api.http.request import ApiRequest
 from gateway.checks.moments import timestamp
 from gateway.ledger.lots import Lot, open_lots
 from gateway.ledger.transfers import owed
-from gateway.operations import keys
+from gateway.operations import accounts, keys
+from gateway.operations.accounts import AccountView, OwnAccountChange
+from gateway.operations.entrance import content_grants
+from gateway.operations.entrance.content_grants import ContentGrantView, GrantBody
 from gateway.operations.keys import KeyView
 from gateway.pricing import format_usd
 from gateway.webhooks.sender import signing_secret
@@ -52,6 +57,56 @@ class AccountController(Controller):
     path = "/v1"
     tags = ["Account"]
     opt = {"scope": "read"}
+
+    @get("/account", operation_id="GetOwnAccount", summary="The account of the call's key")
+    async def own(self, request: ApiRequest) -> Response[AccountView]:
+        show = functools.partial(accounts.show, account=f"id:{request.key.account_id}")
+        return json_response(await request.services.database.read(show))
+
+    @patch(
+        "/account",
+        opt={"scope": "inference", "least": "owner", "members_only": True},
+        operation_id="ChangeOwnAccount",
+        summary="Decide whether inputs are kept as long as outputs; for owners",
+    )
+    async def change(
+        self, request: ApiRequest, data: JSONBody[OwnAccountChange]
+    ) -> Response[AccountView]:
+        account_id = request.key.account_id
+        return json_response(await write(request, accounts.change_own, account_id, data))
+
+    @get(
+        "/content-grants",
+        operation_id="ListContentGrants",
+        summary="List when operators could see prompts and outputs, newest first",
+    )
+    async def grants(self, request: ApiRequest) -> Response[ListView[ContentGrantView]]:
+        return await list_response(request, content_grants.list_grants, request.key.account_id)
+
+    @post(
+        "/content-grants",
+        status_code=201,
+        opt={"scope": "inference", "least": "owner", "members_only": True},
+        operation_id="GrantContents",
+        summary="Let operators see prompts and outputs for 1, 8 or 24 hours; for owners",
+    )
+    async def grant(
+        self, request: ApiRequest, data: JSONBody[GrantBody]
+    ) -> Response[ContentGrantView]:
+        account_id = request.key.account_id
+        made = await write(request, content_grants.grant, account_id, data)
+        return json_response(made, status=201)
+
+    @delete(
+        "/content-grants",
+        status_code=200,
+        opt={"scope": "inference", "least": "owner", "members_only": True, "errors": [404]},
+        operation_id="EndContentGrant",
+        summary="End the sight that operators have now; for owners",
+    )
+    async def end_grant(self, request: ApiRequest) -> Response[ContentGrantView]:
+        account_id = request.key.account_id
+        return json_response(await write(request, content_grants.end_grant, account_id))
 
     @get("/balance", operation_id="GetBalance", summary="Balance and holds of the account")
     async def balance(

@@ -56,7 +56,10 @@ LIST_PARAMETERS: Final = (
     *("task", "role", "tier", "vendor", "family", "good_for", "q"),
     *("available", "max_price", "typical_max", "sort"),
 )
-PICK_PARAMETERS: Final = ("task", "role", "q", "budget")
+PICK_PARAMETERS: Final = (
+    *("task", "role", "q", "budget"),
+    *("available", "language", "license", "max_seconds"),
+)
 
 
 class CatalogView(ListView[OfferedEntryView]):
@@ -224,7 +227,9 @@ class CatalogController(Controller):
         summary="Pick models for a task, a role and a budget, each with its reason",
         description="`task` is a task's name or words of your own, as is `q`; `budget` is in USD "
         "for one typical result. `best` fits most words within the budget, `cheaper` costs less, "
-        "`better` is of a higher tier, and `today` runs on this gateway now.",
+        "`better` is of a higher tier, and `today` runs on this gateway now. `left_out` lists what "
+        "does not meet a condition: the budget, `available`, `language`, `license` or "
+        "`max_seconds`, as measured here.",
     )
     async def pick(
         self,
@@ -233,6 +238,10 @@ class CatalogController(Controller):
         role: FromQuery[str | None] = None,
         q: FromQuery[str | None] = None,
         budget: FromQuery[str | None] = None,
+        available: FromQuery[bool] = False,
+        language: FromQuery[str | None] = None,
+        license: FromQuery[str | None] = None,
+        max_seconds: FromQuery[float | None] = None,
     ) -> Response[PickView]:
         refuse_unknown_parameters(request, PICK_PARAMETERS)
         entries = request.entries()
@@ -243,6 +252,10 @@ class CatalogController(Controller):
             role=role,
             text=q,
             budget_nanos=None if most is None else math.floor(most * NANOS_PER_USD),
+            available=available,
+            language=language,
+            license=license,
+            seconds_max=max_seconds,
         )
         return json_response(
             pick(

@@ -27,7 +27,7 @@ from sqlalchemy import Connection
 from gateway.accounts.roles import check_role
 from gateway.api.http.access import requested_account
 from gateway.api.http.answers import json_response
-from gateway.api.http.request import ApiRequest
+from gateway.api.http.request import ApiRequest, Services
 from gateway.api.native.usage import key_number, one_of
 from gateway.archive.marks import removed_archives
 from gateway.billing.exports.footer import (
@@ -116,10 +116,16 @@ def check_margins(request: ApiRequest) -> None:
 async def select_export(
     request: ApiRequest, read: Callable[[Connection], ExportRequest]
 ) -> ExportRequest:
+    """Read what the caller exports, as ``select_export_of`` does."""
+    return await select_export_of(request.services, read, account_id=request.key.account_id)
+
+
+async def select_export_of(
+    services: Services, read: Callable[[Connection], ExportRequest], *, account_id: int | None
+) -> ExportRequest:
     """Read what is to be exported. Raise ``Unavailable`` if a file of an archived month is missing,
     while that can still be answered: what is damaged is found when it is read."""
-    services = request.services
-    selection = await services.database.report(read, account_id=request.key.account_id)
+    selection = await services.database.report(read, account_id=account_id)
     booked = (selection.span.starts_at, selection.span.ends_at)
     for archive in await services.database.read(lambda each: removed_archives(each, booked)):
         assert archive.manifest is not None
@@ -149,9 +155,14 @@ def export_span(connection: Connection, first: str | None, last: str | None, zon
     return span
 
 
-def export_file(request: ApiRequest, selection: ExportRequest) -> Stream:
-    """Answer with an export. Raise ``TooManyRequests`` if no slot is free."""
-    slot = _slots.take(request.key.account_id)
+def export_file(
+    request: ApiRequest, selection: ExportRequest, *, account_id: int | None = None
+) -> Stream:
+    """Answer with an export, which takes a slot of an account, by default that of the key.
+
+    Raise ``TooManyRequests`` if no slot is free.
+    """
+    slot = _slots.take(request.key.account_id if account_id is None else account_id)
     file = _File(request.services.database, request.services.blobs, selection, slot)
     return Stream(
         file,
@@ -163,15 +174,26 @@ def export_file(request: ApiRequest, selection: ExportRequest) -> Stream:
 
 async def export_footer(request: ApiRequest, selection: ExportRequest) -> Response[FileFooterView]:
     """Answer with the footer of an export. Raise ``TooManyRequests`` if no slot is free."""
-    slot = _slots.take(request.key.account_id)
-    file = _File(request.services.database, request.services.blobs, selection, slot)
+    read = functools.partial(read_footer, request.services, selection, request.key.account_id)
+    return json_response(await sync_to_thread(read))
 
-    def read() -> None:
-        for _ in file:
-            pass
 
-    await sync_to_thread(read)
-    return json_response({**footer_view(file.footer), "file": selection.name})
+def read_footer(
+    services: Services,
+    selection: ExportRequest,
+    account_id: int,
+    progress: Callable[[int], None] | None = None,
+) -> FileFooterView:
+    """Read an export to its end, and return its footer. Blocks for minutes.
+
+    ``progress`` is told how many rows are read. Raise ``TooManyRequests`` if no slot is free.
+    """
+    slot = _slots.take(account_id)
+    file = _File(services.database, services.blobs, selection, slot)
+    for _ in file:
+        if progress is not None:
+            progress(file.footer.rows)
+    return {**footer_view(file.footer), "file": selection.name}
 
 
 class ExportsController(Controller):

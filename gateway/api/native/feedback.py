@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Annotated, Final, Literal, NotRequired, TypedDict
 
@@ -16,7 +14,7 @@ from sqlalchemy import Connection
 from gateway.api.http.access import requested_account
 from gateway.api.http.answers import DeletedView, PageView, json_response
 from gateway.api.http.bodies import check_limit
-from gateway.api.http.operations import page_response
+from gateway.api.http.operations import export_pages, page_response
 from gateway.api.http.request import ApiRequest
 from gateway.api.native.usage import one_of
 from gateway.billing.usage.report import read_span
@@ -24,7 +22,6 @@ from gateway.errors import Conflict
 from gateway.feedback import views
 from gateway.feedback.store import FeedbackFilter
 from gateway.feedback.views import FeedbackBody, FeedbackGroupView, FeedbackView
-from gateway.sql.database import Database
 from gateway.tasks.submission import OpenRequest
 
 MEDIA_TYPE: Final = "application/jsonl"
@@ -228,19 +225,7 @@ def _filter(
 
 def _export(request: ApiRequest, choice: FeedbackFilter, *, of_all: bool) -> Stream:
     return Stream(
-        _pages(request.services.database, choice, request.key.account_id, of_all=of_all),
+        export_pages(request, views.export_page, choice=choice, of_all=of_all),
         media_type=MEDIA_TYPE,
         headers={"Content-Disposition": 'attachment; filename="feedback.jsonl"'},
     )
-
-
-async def _pages(
-    database: Database, choice: FeedbackFilter, account_id: int, *, of_all: bool
-) -> AsyncIterator[bytes]:
-    cursor: str | None = None
-    while True:
-        read = functools.partial(views.export_page, choice=choice, of_all=of_all, cursor=cursor)
-        page, cursor = await database.report(read, account_id=account_id)
-        yield page
-        if cursor is None:
-            return

@@ -6,25 +6,19 @@ import logging
 from typing import Annotated, Literal, TypedDict
 
 from litestar import Controller, Response, get, post
-from litestar.params import FromPath, JSONBody
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from pydantic import ConfigDict, Field
 
-from gateway.api.http.answers import ListView, json_response
+from gateway.api.http.answers import PageView, json_response, page_view
+from gateway.api.http.operations import author_of
 from gateway.api.http.request import ApiRequest
 from gateway.checks.moments import timestamp
 from gateway.checks.strict import StrictModel
 from gateway.errors import InvalidRequest, NotFound, Unavailable
-from gateway.payments.payments import (
-    Payment,
-    apply,
-    list_payments,
-    new_payment_id,
-    record_payment,
-    set_reference,
-)
-from gateway.payments.provider import InvalidEvent, ProviderFailed
-from gateway.pricing import NANOS_PER_CENT, format_usd, parse_usd
-from gateway.settings import Settings
+from gateway.payments.checkout import NOT_CONFIGURED, TopUp, begin_payment, read_amount
+from gateway.payments.payments import Payment, apply, list_payments, new_payment_id
+from gateway.payments.provider import InvalidEvent
+from gateway.pricing import format_usd
 
 log = logging.getLogger(__name__)
 
@@ -87,45 +81,36 @@ class PaymentsController(Controller):
     async def create(
         self, request: ApiRequest, data: JSONBody[PaymentBody]
     ) -> Response[PaymentWithPageView]:
-        provider = request.services.payment_provider
-        if provider is None:
-            raise Unavailable(
-                "payments_not_configured",
-                "No payment provider is configured; ask the operator for credit.",
-            )
-        amount = _amount(data.amount, request.services.settings)
-        key = request.key
-        payment_id = new_payment_id()
-        made = await request.services.database.write(
-            lambda connection: record_payment(
-                connection, payment_id, key.account_id, amount, provider=provider.name
-            )
+        services, key = request.services, request.key
+        if services.payment_provider is None:
+            raise Unavailable("payments_not_configured", NOT_CONFIGURED)
+        wanted = TopUp(
+            payment_id=new_payment_id(),
+            account_id=key.account_id,
+            account=key.account,
+            amount_nanos=read_amount(data.amount, services.settings),
+            success_url=data.success_url,
+            cancel_url=data.cancel_url,
         )
-        try:
-            page = await provider.checkout(
-                payment_id,
-                amount // NANOS_PER_CENT,
-                account=key.account,
-                success_url=data.success_url,
-                cancel_url=data.cancel_url,
-            )
-        except ProviderFailed as error:
-            log.error("%s", error)
-            raise Unavailable(
-                "payment_provider_failed", f"{error}; nothing was charged.", retry_after_s=10
-            ) from None
-        await request.services.database.write(
-            lambda connection: set_reference(connection, payment_id, page.reference)
+        made, url = await begin_payment(
+            services.database, services.payment_provider, wanted, author=author_of(request)
         )
-        return json_response({**_view(made), "url": page.url}, status=201)
+        return json_response({**payment_view(made), "url": url}, status=201)
 
     @get(opt={"scope": "read"}, operation_id="ListPayments", summary="List payments, newest first")
-    async def index(self, request: ApiRequest) -> Response[ListView[PaymentView]]:
+    async def index(
+        self,
+        request: ApiRequest,
+        limit: Annotated[int, QueryParameter(ge=1, le=100)] = 100,
+        cursor: FromQuery[str | None] = None,
+    ) -> Response[PageView[PaymentView]]:
         account_id = request.key.account_id
         found = await request.services.database.report(
-            lambda connection: list_payments(connection, account_id), account_id=account_id
+            lambda connection: list_payments(connection, account_id, limit=limit + 1, after=cursor),
+            account_id=account_id,
         )
-        return json_response({"object": "list", "data": [_view(each) for each in found]})
+        more = found[limit - 1].id if len(found) > limit else None
+        return json_response(page_view([payment_view(each) for each in found[:limit]], more))
 
     @get(
         "/{payment_id:str}",
@@ -140,7 +125,7 @@ class PaymentsController(Controller):
         )
         if not found:
             raise NotFound("payment_not_found", f"No such payment: {payment_id!r}.")
-        return json_response(_view(found[0]))
+        return json_response(payment_view(found[0]))
 
 
 class ProviderEventsController(Controller):
@@ -172,26 +157,7 @@ class ProviderEventsController(Controller):
         return json_response({"received": True, "result": done})
 
 
-def _amount(text: str, settings: Settings) -> int:
-    least, most = parse_usd(settings.topup_min_usd), parse_usd(settings.topup_max_usd)
-    try:
-        amount = parse_usd(text)
-    except ValueError as error:
-        raise InvalidRequest("invalid_value", f"amount: {error}.", param="amount") from None
-    if amount % NANOS_PER_CENT:
-        raise InvalidRequest(
-            "invalid_value", f"amount is {text!r}; send whole cents.", param="amount"
-        )
-    if not least <= amount <= most:
-        raise InvalidRequest(
-            "invalid_value",
-            f"amount is {text!r}; it must be between ${format_usd(least)} and ${format_usd(most)}.",
-            param="amount",
-        )
-    return amount
-
-
-def _view(payment: Payment) -> PaymentView:
+def payment_view(payment: Payment) -> PaymentView:
     return {
         "object": "payment",
         "id": payment.id,

@@ -40,20 +40,23 @@ from gateway.api.native.lists import FILTERED, Direction, RequestPageView, reque
 from gateway.api.native.views import (
     QuoteView,
     ReceiptView,
+    RequestInputView,
     RequestView,
     margin_view,
     quote_view,
     receipt_view,
+    request_input_view,
     request_view,
 )
 from gateway.api.openai.chat import TASK, ChatCompletion
 from gateway.catalog.tasks import Task, makes
 from gateway.checks.strict import StrictModel
 from gateway.dispatch.follow import FollowedEvent
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidRequest, NotFound
 from gateway.feedback.store import find
 from gateway.feedback.views import feedback_view
 from gateway.files.download_urls import UrlSigner
+from gateway.files.kept_inputs import kept_input
 from gateway.ledger.closed import ClosedRequest
 from gateway.pricing import SERVICE_CLASSES
 from gateway.requests.lookup import RequestFilter
@@ -162,6 +165,24 @@ class RequestsController(Controller):
                 await _with_bytes(request, found, view)
             await _with_feedback(request, view)
         return json_response(view, headers=request_headers(found.request_id))
+
+    @get(
+        "/requests/{request_id:str}/input",
+        opt={"scope": "read"},
+        operation_id="GetRequestInput",
+        summary="Get what was sent with a request, as long as it is kept",
+        description="Of tasks that make images, video or audio; of others if the account keeps "
+        "inputs.",
+    )
+    async def sent(
+        self, request: ApiRequest, request_id: FromPath[str]
+    ) -> Response[RequestInputView]:
+        account_id, media = request.key.account_id, request.services.media
+        kept = await kept_input(media, account_id, request_id)
+        if kept is None:
+            await request.services.requests.lookup.find(account_id, request_id, whole=False)
+            raise NotFound("input_not_kept", f"What was sent with {request_id} is not kept.")
+        return json_response(request_input_view(kept, links_of(request)))
 
     @get(
         "/requests/{request_id:str}/receipt",

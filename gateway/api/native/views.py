@@ -7,11 +7,12 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
-from gateway.api.http.media_views import MediumView, media_views
+from gateway.api.http.media_views import LinkView, MediumView, link_view, media_views
 from gateway.catalog.schema import Slo
 from gateway.checks.moments import timestamp
 from gateway.feedback.views import FeedbackView
 from gateway.files.download_urls import UrlSigner
+from gateway.files.kept_inputs import KeptInput
 from gateway.ledger.closed import ClosedRequest, RequestError
 from gateway.ledger.expenses import ExpenseRates, with_cost
 from gateway.ledger.receipts import Receipt
@@ -27,6 +28,25 @@ class OrderedAs(TypedDict, total=False):
     """Present if the model was requested by an alias."""
 
     ordered_as: str
+
+
+class AttachmentView(LinkView):
+    """A file that was sent, at a presigned URL."""
+
+    content_type: str
+    bytes: int
+    sha256: str
+
+
+class RequestInputView(TypedDict):
+    """What was sent: the fields of ``POST /v1/requests``, in which ``{"attachment": 0}`` stands for
+    the first of ``attachments``."""
+
+    object: Literal["request.input"]
+    model: str
+    task: str
+    input: dict[str, Any]
+    attachments: list[AttachmentView]
 
 
 class RequestView(OrderedAs):
@@ -370,3 +390,21 @@ def line_views(lines: Iterable[Line]) -> list[LineView]:
         }
         for line in lines
     ]
+
+
+def request_input_view(kept: KeptInput, links: UrlSigner) -> RequestInputView:
+    return {
+        "object": "request.input",
+        "model": kept.model,
+        "task": kept.task,
+        "input": dict(kept.input),
+        "attachments": [
+            {
+                **link_view(blob, links),
+                "content_type": blob.content_type,
+                "bytes": blob.bytes,
+                "sha256": blob.sha256,
+            }
+            for blob in kept.attachments
+        ],
+    }

@@ -13,23 +13,27 @@ from gateway.api.openai.embeddings import EmbeddingsController
 from gateway.api.openai.files import FilesController
 from gateway.api.openai.images import ImagesController
 from gateway.api.openai.organization import OrganizationController
+from gateway.api.openai.rerank import RerankController
 from gateway.api.openai.responses import ResponsesController
 from gateway.api.openai.speech import SpeechController
+from gateway.api.openai.transcriptions import TranscriptionsController
 from gateway.api.openai.videos import VideosController
 from gateway.api.openai.voices import VoiceConsentsController, VoicesController
 
 HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (
     BatchesController,
-    ChatController,
     CompletionsController,
     EmbeddingsController,
     OrganizationController,
-    ResponsesController,
+    RerankController,
 )
 
 MEDIA_HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (
+    ChatController,
     ImagesController,
+    ResponsesController,
     SpeechController,
+    TranscriptionsController,
     VideosController,
     VoiceConsentsController,
     VoicesController,

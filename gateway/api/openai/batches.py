@@ -15,7 +15,17 @@ from gateway.api.http.bodies import check_limit, is_retry
 from gateway.api.http.fields import Metadata
 from gateway.api.http.guards import may_store
 from gateway.api.http.request import ApiRequest
-from gateway.api.openai import chat, completions, embeddings, images, responses, speech, videos
+from gateway.api.openai import (
+    chat,
+    completions,
+    embeddings,
+    images,
+    rerank,
+    responses,
+    speech,
+    transcriptions,
+    videos,
+)
 from gateway.api.openai.files import KeptSeconds, OpenAIListView, list_view
 from gateway.api.openai.responses_views import ResponseUsageView, responses_usage
 from gateway.batches import store
@@ -30,9 +40,11 @@ ENDPOINTS: Final[Mapping[str, BatchEndpoint]] = {
         chat.BATCHES,
         completions.BATCHES,
         embeddings.BATCHES,
+        rerank.BATCHES,
         responses.BATCHES,
         *images.BATCHES,
         speech.BATCHES,
+        *transcriptions.BATCHES,
         videos.BATCHES,
     )
 }

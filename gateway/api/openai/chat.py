@@ -28,6 +28,7 @@ from gateway.api.http.text_stream import (
     choices_of,
     cut_reason,
     logprob_view,
+    reasoning_tokens,
 )
 from gateway.api.openrouter.bodies import OpenRouterOptions, first_served
 from gateway.batches.endpoint import BatchEndpoint, Entries
@@ -36,7 +37,7 @@ from gateway.ledger.closed import ClosedRequest
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
 from gateway.tasks.submission import Submission
 from gateway.tasks.text import TextGeneration
-from workers.contract.jobs import Choice, SentEvent, TokenLogprob, ToolCall
+from workers.contract.jobs import Choice, SentEvent, TokenLogprob, Tokens, ToolCall
 
 TASK: Final = "text-generation"
 _USE_TOOLS: Final = refused("is not supported by the models served here; use tools.")
@@ -96,8 +97,8 @@ class ChatCompletion(TextGeneration, OpenRouterOptions):
         if self.reasoning_effort not in (None, "none"):
             raise InvalidRequest(
                 "unsupported_parameter",
-                f"reasoning_effort is {self.reasoning_effort!r}; the models served here have no "
-                'separate reasoning, so only "none" is accepted.',
+                f"reasoning_effort is {self.reasoning_effort!r}; how much a model thinks cannot "
+                'be chosen here, so only "none" is accepted.',
                 param="reasoning_effort",
             )
         if self.modalities not in (None, ["text"]):
@@ -206,6 +207,7 @@ def _chosen_model(request: ApiRequest, data: ChatCompletion) -> str:
 
 
 def completion_view(closed: ClosedRequest) -> ChatCompletionView:
+    choices = choices_of(closed)
     return {
         "id": closed.request_id,
         "object": "chat.completion",
@@ -219,9 +221,9 @@ def completion_view(closed: ClosedRequest) -> ChatCompletionView:
                 "finish_reason": choice.finish_reason,
                 "logprobs": _logprobs(choice.logprobs),
             }
-            for choice in choices_of(closed)
+            for choice in choices
         ],
-        "usage": openai_usage(closed.usage, closed.cost_nanos),
+        "usage": _usage(closed, choices),
     }
 
 
@@ -230,6 +232,10 @@ BATCHES: Final = BatchEndpoint(
     read=batch_submission,
     answer=lambda closed, _: encode_json(completion_view(closed)),
 )
+
+
+def _usage(closed: ClosedRequest, choices: Sequence[Choice]) -> UsageView:
+    return openai_usage(closed.usage, closed.cost_nanos, reasoning_tokens(choices))
 
 
 def _message(choice: Choice) -> MessageView:
@@ -266,6 +272,9 @@ class TextWriter(ABC):
 
     def write(self, sent: SentEvent) -> bytes:
         """Return the chunks for an event, or ``b""``."""
+        event = sent.event
+        if type(event) is Tokens and self._stream.appends(sent, event):
+            return self._text_event(event.index, event.text)
         delta = self._stream.receive(sent)
         return b"" if delta is None else self._write_delta(delta)
 
@@ -277,7 +286,7 @@ class TextWriter(ABC):
         choices = choices_of(closed)
         parts = [self._write_delta(delta) for delta in self._stream.rest(choices)]
         reasons = {choice.index: cut or choice.finish_reason for choice in choices}
-        parts += self._end(reasons, openai_usage(closed.usage, closed.cost_nanos))
+        parts += self._end(reasons, _usage(closed, choices))
         return b"".join(parts) + DONE
 
     def fail(self, error: RequestFailed) -> bytes:

@@ -97,30 +97,13 @@ class FilesController(Controller):
         try:
             # Litestar read the form without the checks of ``ApiRequest``; this call runs them.
             await request.form()
-            _check_purpose(data.purpose)
-            account_id, kept_for = request.key.account_id, _kept_for(data, settings)
-            if data.purpose == "batch":
-                made = await request.services.files.create(
-                    account_id,
-                    purpose="batch",
-                    filename=data.file.filename,
-                    chunks=_chunks(data.file, settings.file_bytes_max),
-                    kept_for=kept_for,
-                    size_max=await size_of(data.file),
-                )
-            else:
-                made = await store_upload(
-                    request.services.files,
-                    account_id,
-                    read_file(data.file),
-                    filename=data.file.filename,
-                    bytes_max=settings.media_bytes_max,
-                    kept_for=kept_for,
-                    purpose=data.purpose,
-                    size_max=await size_of(data.file),
-                )
-        except BlobError as error:
-            raise _unreadable(error) from None
+            made = await store_file(
+                request,
+                request.key.account_id,
+                data.file,
+                purpose=data.purpose,
+                kept_for=_kept_for(data, settings),
+            )
         finally:
             await data.file.close()
         return json_response(file_view(made))
@@ -159,21 +142,7 @@ class FilesController(Controller):
     )
     async def content(self, request: ApiRequest, file_id: FromPath[str]) -> Stream:
         file = await request.services.files.find(request.key.account_id, file_id)
-        chunks = request.services.files.content(file)
-        try:
-            # Read before the response begins, so that a failure of the store gets its own status.
-            first = await anext(chunks, b"")
-        except BlobError as error:
-            raise _unreadable(error) from None
-        extension = EXTENSIONS.get(file.blob.content_type, "jsonl")
-        return Stream(
-            prepend(first, chunks),
-            media_type="application/octet-stream",
-            headers={
-                "Content-Length": str(file.blob.bytes),
-                "Content-Disposition": f'attachment; filename="{file.id}.{extension}"',
-            },
-        )
+        return await serve_file(request, file)
 
     @delete(
         "/{file_id:str}",
@@ -185,6 +154,61 @@ class FilesController(Controller):
     async def remove(self, request: ApiRequest, file_id: FromPath[str]) -> Response[DeletedView]:
         await request.services.files.delete(request.key.account_id, file_id)
         return json_response({"id": file_id, "object": "file", "deleted": True})
+
+
+async def store_file(
+    request: ApiRequest,
+    account_id: int,
+    sent: UploadFile,
+    *,
+    purpose: str,
+    kept_for: timedelta | None,
+) -> File:
+    """Store a file of a form: lines for a batch, or an image, a video or audio. Raise
+    ``TollgateError``."""
+    _check_purpose(purpose)
+    files, settings = request.services.files, request.services.settings
+    try:
+        if purpose == "batch":
+            return await files.create(
+                account_id,
+                purpose="batch",
+                filename=sent.filename,
+                chunks=_chunks(sent, settings.file_bytes_max),
+                kept_for=kept_for,
+                size_max=await size_of(sent),
+            )
+        return await store_upload(
+            files,
+            account_id,
+            read_file(sent),
+            filename=sent.filename,
+            bytes_max=settings.media_bytes_max,
+            kept_for=kept_for,
+            purpose=purpose,
+            size_max=await size_of(sent),
+        )
+    except BlobError as error:
+        raise _unreadable(error) from None
+
+
+async def serve_file(request: ApiRequest, file: File) -> Stream:
+    """Answer with a file, to be saved. Raise ``TollgateError``."""
+    chunks = request.services.files.content(file)
+    try:
+        # Read before the response begins, so that a failure of the store gets its own status.
+        first = await anext(chunks, b"")
+    except BlobError as error:
+        raise _unreadable(error) from None
+    extension = EXTENSIONS.get(file.blob.content_type, "jsonl")
+    return Stream(
+        prepend(first, chunks),
+        media_type="application/octet-stream",
+        headers={
+            "Content-Length": str(file.blob.bytes),
+            "Content-Disposition": f'attachment; filename="{file.id}.{extension}"',
+        },
+    )
 
 
 def file_view(file: File) -> FileView:

@@ -81,7 +81,9 @@ KINDS: Final[Mapping[str, UsageReport]] = {
         _makes("embedding"), lambda group: {"input_tokens": group.units.get("input_tokens", 0)}
     ),
     "moderations": UsageReport((), lambda _: {}),
-    "audio_transcriptions": UsageReport((), lambda _: {}),
+    "audio_transcriptions": UsageReport(
+        _makes("transcript"), lambda group: {"seconds": round(group.units.get("audio_seconds", 0))}
+    ),
     "vector_stores": UsageReport((), lambda _: {}),
     "code_interpreter_sessions": UsageReport((), lambda _: {}),
     "file_search_calls": UsageReport((), lambda _: {}),

@@ -47,7 +47,7 @@ from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.errors import InvalidRequest, NotFound, RequestFailed
 from gateway.ledger.closed import ClosedRequest
 from gateway.requests.service import Requests
-from gateway.requests.ticket import Ticket, raise_unless_succeeded
+from gateway.requests.ticket import Ticket, connection_of, raise_unless_succeeded
 from gateway.tasks.submission import OpenRequest, Submission
 from workers.contract.jobs import RequestId, SentEvent, Tokens
 
@@ -88,7 +88,7 @@ class ResponsesController(Controller):
                 return event_stream(_followed(requests, found, data, -1), headers=headers)
             return json_response(response_view(found, data), headers=headers)
         if data.stream:
-            return event_stream(_stream(requests, account_id, ticket, data), headers=headers)
+            return event_stream(_stream(request, ticket, data), headers=headers)
         with ticket:
             closed = await ticket.closed(request)
         if closed.status == "succeeded" and closed.output is None:
@@ -185,16 +185,15 @@ def _unknown(id: str) -> NotFound:
     return NotFound("response_not_found", message, param="response_id")
 
 
-async def _stream(
-    requests: Requests, account_id: int, ticket: Ticket, body: ResponseBody
-) -> AsyncIterator[bytes]:
+async def _stream(request: ApiRequest, ticket: Ticket, body: ResponseBody) -> AsyncIterator[bytes]:
     """Yield the events of an answer. Ending this early cancels the request."""
+    requests, account_id = request.services.requests, request.key.account_id
     try:
         with ticket:
             found = await requests.lookup.find(account_id, ticket.request_id)
             writer = EventWriter(_as_accepted(found), body)
             yield writer.begin()
-            async for data in stream_events(ticket, writer):
+            async for data in stream_events(ticket, writer, connection_of(request)):
                 yield data
     finally:
         # Also if the client disconnects at the last event, as OpenAI's clients do.

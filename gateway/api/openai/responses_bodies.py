@@ -11,6 +11,8 @@ from gateway.api.http.fields import ModelName, refused
 from gateway.api.openrouter.bodies import asks_for_reasoning
 from gateway.checks.strict import StrictModel
 from gateway.errors import InvalidRequest
+from gateway.files.sources import SourceField, UploadedSource
+from gateway.tasks.content_parts import ImagePart, ImageUrl, Part, TextPart
 from gateway.tasks.text import (
     MESSAGES_MAX,
     CalledTool,
@@ -61,15 +63,30 @@ class ResponseRefusalPart(BaseModel):
         return self.refusal
 
 
+class ResponseImagePart(StrictModel):
+    """A picture: one of its URL and the id of an upload."""
+
+    type: Literal["input_image"]
+    image_url: SourceField | None = None
+    file_id: Annotated[str, Field(max_length=100)] | None = None
+    detail: Literal["auto", "low", "high"] | None = None
+
+    @property
+    def text(self) -> str:
+        return ""
+
+
 class ResponseMediaPart(BaseModel):
-    """A part that is not text; parsed only to be refused by name."""
+    """A part that is neither text nor a picture; parsed only to be refused by name."""
 
     model_config = ConfigDict(extra="ignore")
 
-    type: Literal["input_image", "input_file", "input_audio"]
+    type: Literal["input_file", "input_audio"]
 
 
-Content: TypeAlias = str | list[ResponsePart | ResponseRefusalPart | ResponseMediaPart]
+Content: TypeAlias = (
+    str | list[ResponsePart | ResponseRefusalPart | ResponseImagePart | ResponseMediaPart]
+)
 
 
 class MessageItem(StrictModel):
@@ -215,7 +232,7 @@ class ResponseBody(StrictModel):
         if asks_for_reasoning(self.reasoning):
             raise InvalidRequest(
                 "unsupported_parameter",
-                "reasoning is not supported: the models served here have no separate reasoning.",
+                "reasoning is not supported: how much a model thinks cannot be chosen here.",
                 param="reasoning",
             )
         if self.background and self.store is False:
@@ -272,28 +289,34 @@ class ResponseBody(StrictModel):
                 yield Message(role="assistant", tool_calls=calls)
                 calls = []
             if isinstance(item, MessageItem):
-                text = self._text(item.content, f"{place}.content")
-                yield Message(role=item.role, content=text)
+                content = self._content(item.content, f"{place}.content")
+                yield Message(role=item.role, content=content)
             else:
-                text = self._text(item.output, f"{place}.output")
-                yield Message(role="tool", content=text, tool_call_id=item.call_id)
+                content = self._content(item.output, f"{place}.output")
+                yield Message(role="tool", content=content, tool_call_id=item.call_id)
         if calls:
             yield Message(role="assistant", tool_calls=calls)
 
-    def _text(self, content: Content, place: str) -> str:
-        """Join the text parts of a content. Raise ``InvalidRequest`` for other parts."""
+    def _content(self, content: Content, place: str) -> str | list[Part]:
+        """Return the parts of a content, joined to one text if there are no pictures. Raise
+        ``InvalidRequest`` for other parts."""
         if isinstance(content, str):
             return content
-        texts = []
+        parts: list[Part] = []
         for number, part in enumerate(content):
             if isinstance(part, ResponseMediaPart):
                 raise InvalidRequest(
                     "unsupported_content",
-                    f"{self.model} accepts text only; {place}.{number} is an {part.type}.",
+                    f"{self.model} does not read {part.type}; {place}.{number} is one.",
                     param=f"{place}.{number}",
                 )
-            texts.append(part.text)
-        return "".join(texts)
+            if isinstance(part, ResponseImagePart):
+                parts.append(_picture(part, f"{place}.{number}"))
+            else:
+                parts.append(TextPart(type="text", text=part.text))
+        if any(isinstance(part, ImagePart) for part in parts):
+            return parts
+        return "".join(part.text for part in parts)
 
     def _format(self) -> ResponseFormat | None:
         format = self.text.format if self.text else None
@@ -308,6 +331,16 @@ class ResponseBody(StrictModel):
         return ResponseFormat(
             type="json_schema", json_schema=JsonSchema(name=format.name, schema_=format.schema_)
         )
+
+
+def _picture(part: ResponseImagePart, place: str) -> ImagePart:
+    """Raise ``InvalidRequest`` unless a picture has either a URL or the id of an upload."""
+    if (part.image_url is None) == (part.file_id is None):
+        raise InvalidRequest(
+            "invalid_value", f"{place} needs either image_url or file_id.", param=place
+        )
+    given = part.image_url or UploadedSource(part.file_id or "")
+    return ImagePart(type="image_url", image_url=ImageUrl(url=given))
 
 
 def _tool(tool: FlatFunction) -> FunctionTool:

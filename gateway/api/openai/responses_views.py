@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Literal, NotRequired, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict
 
 from gateway.api.http.answers import ExactUsd, event_data, exact_number
 from gateway.api.http.text_stream import (
@@ -13,6 +13,7 @@ from gateway.api.http.text_stream import (
     choices_of,
     cut_reason,
     logprob_view,
+    reasoning_tokens,
 )
 from gateway.api.openai.responses_bodies import FlatChoice, ResponseBody
 from gateway.errors import RequestFailed, render_openai
@@ -55,6 +56,19 @@ class OutputMessageView(TypedDict):
     content: list[OutputTextView]
 
 
+class ReasoningTextView(TypedDict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoningView(TypedDict):
+    id: str
+    type: Literal["reasoning"]
+    summary: list[dict[str, Any]]
+    content: list[ReasoningTextView]
+    status: str
+
+
 class OutputCallView(TypedDict):
     id: str
     type: Literal["function_call"]
@@ -62,6 +76,9 @@ class OutputCallView(TypedDict):
     name: str
     arguments: str
     status: str
+
+
+OutputView: TypeAlias = OutputReasoningView | OutputMessageView | OutputCallView
 
 
 class ResponseErrorView(TypedDict):
@@ -106,7 +123,7 @@ class ResponseView(AskedView):
     status: str
     model: str
     metadata: dict[str, str]
-    output: list[OutputMessageView | OutputCallView]
+    output: list[OutputView]
     error: ResponseErrorView | None
     incomplete_details: IncompleteView | None
     usage: ResponseUsageView | None
@@ -167,6 +184,7 @@ def response_view(
                 used.cached_input_tokens,
                 used.output_tokens,
                 cost_nanos=closed.cost_nanos,
+                reasoning_tokens=reasoning_tokens(choices_of(closed)),
             )
         if status == "failed":
             view["error"] = {
@@ -204,20 +222,25 @@ def _request_view(body: ResponseBody | None) -> AskedView:
 
 
 def responses_usage(
-    input_tokens: int, cached_tokens: int, output_tokens: int, *, cost_nanos: int
+    input_tokens: int,
+    cached_tokens: int,
+    output_tokens: int,
+    *,
+    cost_nanos: int,
+    reasoning_tokens: int = 0,
 ) -> ResponseUsageView:
     prompt = input_tokens + cached_tokens
     return {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": cached_tokens},
         "output_tokens": output_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
         "total_tokens": prompt + output_tokens,
         "cost": exact_number(cost_nanos),
     }
 
 
-def output_items(closed: ClosedRequest) -> list[OutputMessageView | OutputCallView]:
+def output_items(closed: ClosedRequest) -> list[OutputView]:
     status, _ = status_of(closed)
     done = "completed" if status == "completed" else "incomplete"
     return [
@@ -225,14 +248,24 @@ def output_items(closed: ClosedRequest) -> list[OutputMessageView | OutputCallVi
     ]
 
 
-def _items(
-    request_id: str, choice: Choice, status: str
-) -> Iterator[OutputMessageView | OutputCallView]:
-    if choice.text or not choice.tool_calls:
+def _items(request_id: str, choice: Choice, status: str) -> Iterator[OutputView]:
+    if choice.reasoning:
+        yield _thoughts(request_id, status, choice.reasoning)
+    if choice.text or not (choice.tool_calls or choice.reasoning):
         part = _part(choice.text, choice.logprobs)
         yield _message(request_id, status, [part])
     for call in choice.tool_calls:
         yield _call(call, call.arguments, status)
+
+
+def _thoughts(request_id: str, status: str, text: str) -> OutputReasoningView:
+    return {
+        "id": f"rs_{request_id.removeprefix('req_')}",
+        "type": "reasoning",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": text}] if text else [],
+        "status": status,
+    }
 
 
 def _message(request_id: str, status: str, content: list[OutputTextView]) -> OutputMessageView:
@@ -280,6 +313,8 @@ class EventWriter:
         self._items = 0
         self._text: str | None = None
         """Text of the open message, or None."""
+        self._thought: str | None = None
+        """Text of the open reasoning item, or None."""
         self._stream = TextStream(opened.request_id)
 
     def begin(self) -> bytes:
@@ -297,9 +332,11 @@ class EventWriter:
         choices = choices_of(closed)
         data = b"".join(self._write_delta(delta) for delta in self._stream.rest(choices))
         status, _ = status_of(closed)
+        done = "completed" if status == "completed" else "incomplete"
+        data += self._close_thoughts(done)
         if choices and not self._items and self._text is None:
             data += self._write_text("")
-        data += self._close_message("completed" if status == "completed" else "incomplete")
+        data += self._close_message(done)
         name = {"completed": "completed", "incomplete": "incomplete"}.get(status, "failed")
         view = response_view(closed, self._body)
         # A client that reconnects after its event log expired may name an event beyond the last
@@ -311,9 +348,33 @@ class EventWriter:
         return event_data({"type": "error", **render_openai(error)["error"]}, name="error")
 
     def _write_delta(self, delta: TextDelta) -> bytes:
-        data = self._write_text(delta.text, delta.logprobs) if delta.text else b""
+        data = self._write_thoughts(delta.reasoning) if delta.reasoning else b""
+        if delta.text or delta.calls:
+            data += self._close_thoughts("completed")
+        data += self._write_text(delta.text, delta.logprobs) if delta.text else b""
         for call in delta.calls:
             data += self._close_message("completed") + self._write_call(call)
+        return data
+
+    def _write_thoughts(self, text: str) -> bytes:
+        data = self._close_message("completed")
+        if self._thought is None:
+            item = _thoughts(self._request_id, "in_progress", "")
+            data += self._event("response.output_item.added", output_index=self._items, item=item)
+            self._thought = ""
+        self._thought += text
+        position = {**self._position(), "item_id": f"rs_{self._request_id.removeprefix('req_')}"}
+        return data + self._event("response.reasoning_text.delta", **position, delta=text)
+
+    def _close_thoughts(self, status: str) -> bytes:
+        if self._thought is None:
+            return b""
+        text, self._thought = self._thought, None
+        item = _thoughts(self._request_id, status, text)
+        position = {**self._position(), "item_id": item["id"]}
+        data = self._event("response.reasoning_text.done", **position, text=text)
+        data += self._event("response.output_item.done", output_index=self._items, item=item)
+        self._items += 1
         return data
 
     def _write_text(self, text: str, logprobs: Sequence[TokenLogprob] | None = None) -> bytes:

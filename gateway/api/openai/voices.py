@@ -141,7 +141,7 @@ class VoiceConsentsController(Controller):
         data: JSONBody[ConsentChange],
     ) -> Response[ConsentView]:
         account_id = request.key.account_id
-        changed = await request.services.voices.rename_consent(account_id, consent_id, data.name)
+        changed = await request.services.voices.rename(account_id, "consent", consent_id, data.name)
         return json_response(consent_view(changed))
 
     @delete(

@@ -97,7 +97,7 @@ def complete(document: dict[str, Any], routes: Iterable[BaseRoute]) -> None:
             operation.setdefault("security", handler.opt.get("security", []))
         elif dialect_of(path).key_header is not None:
             operation["security"] = [{"key": []}, {"header": []}]
-        if handler.opt.get("scope") == "admin" and not handler.http_methods & {"GET", "HEAD"}:
+        if handler.opt.get("scope") == "admin" and _changes(handler):
             operation.setdefault("parameters", []).append(_REASON)
     known = _reachable(document)
     if twice := known.keys() & schemas.components.keys():
@@ -109,6 +109,11 @@ def complete(document: dict[str, Any], routes: Iterable[BaseRoute]) -> None:
         for name in sorted(whole)
     }
     _split_null(document)
+
+
+def _changes(handler: HTTPRouteHandler) -> bool:
+    """Whether calls change something; a route that only ``reads`` can need a body, too."""
+    return not handler.http_methods & {"GET", "HEAD"} and not handler.opt.get("reads")
 
 
 def _operations(

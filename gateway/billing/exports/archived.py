@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import Column, Connection, Select, select
+from sqlalchemy import Connection, Select
 
 from gateway.archive.bring_back import as_read
 from gateway.archive.files import read_pages
@@ -21,7 +21,6 @@ from gateway.archive.marks import Archive
 from gateway.billing.usage.report import Filters, Span
 from gateway.checks.moments import microseconds_of
 from gateway.ledger.steps import StepLine, read_step
-from gateway.tables.core import accounts, keys
 from gateway.tables.workflows import receipt_steps
 from workers.contract.blobs import Blobs
 
@@ -40,12 +39,6 @@ _STORED_AS: Final = {
     "amount_nanos": "charge_nanos",
 }
 """Columns of pages that have another name in files."""
-_NAMED: Final[dict[str, tuple[str, Column[int], Column[str]]]] = {
-    "account": ("account_id", accounts.c.id, accounts.c.name),
-    "key": ("key_id", keys.c.id, keys.c.prefix),
-    "prefix": ("key_id", keys.c.id, keys.c.prefix),
-}
-"""Columns of pages that are looked up by an id."""
 _FILTERED: Final = ("account_id", "key_id", "model", "task")
 
 
@@ -86,10 +79,8 @@ class ArchivedReceipts:
         """Yield the receipts of an archive that a query selects, with its columns."""
         assert archive.manifest is not None
         assert self.blobs is not None
-        wanted = {_NAMED[name][0] if name in _NAMED else _STORED_AS.get(name, name)
-                  for name in columns if name != "kind"}  # fmt: skip
+        wanted = {_STORED_AS.get(name, name) for name in columns}
         wanted |= {"request_id", "settled_at", "outcome", *_FILTERED}
-        names: dict[str, dict[int, str]] = {name: {} for name in _NAMED}
         steps = Steps(read_pages(self.blobs, archive.manifest, "receipt_steps"))
         for group in read_pages(self.blobs, archive.manifest, "receipts", sorted(wanted)):
             page = group.filter(self._condition(group, span, filters))
@@ -97,7 +88,7 @@ class ArchivedReceipts:
                 continue
             if self.with_steps:
                 self.steps.update(steps.until(page["request_id"]))
-            yield self._table(page, columns, names)
+            yield pa.table({name: page[_STORED_AS.get(name, name)] for name in columns})
 
     def _condition(self, page: pa.Table, span: Span, filters: Filters) -> Any:
         booked = page["settled_at"]
@@ -113,27 +104,6 @@ class ArchivedReceipts:
                 column = page[name]
                 found = pc.and_(found, pc.is_in(column, pa.array(values, column.type)))
         return found
-
-    def _table(
-        self, page: pa.Table, columns: Sequence[str], names: dict[str, dict[int, str]]
-    ) -> pa.Table:
-        found: dict[str, Any] = {}
-        for name in columns:
-            if name == "kind":
-                found[name] = pa.repeat("charge", page.num_rows)
-            elif name in _NAMED:
-                ids = page[_NAMED[name][0]].to_pylist()
-                self._look_up(name, set(ids) - names[name].keys(), names[name])
-                found[name] = pa.array([names[name][id] for id in ids], pa.string())
-            else:
-                found[name] = page[_STORED_AS.get(name, name)]
-        return pa.table(found)
-
-    def _look_up(self, name: str, ids: set[int], known: dict[int, str]) -> None:
-        if ids:
-            _, id, text = _NAMED[name]
-            query = select(id, text).where(id.in_(ids))
-            known.update(self.read(lambda connection: dict(connection.execute(query).all())))
 
 
 class Steps:

@@ -30,6 +30,7 @@ from gateway.billing.exports.native import (
 )
 from gateway.billing.exports.pages import (
     charge_pages,
+    look_up,
     refund_pages,
     span_conditions,
 )
@@ -106,12 +107,19 @@ def focus_tables(
     """Yield the lines of charges booked in a span, then its refunds."""
     prices: PriceCache = {}
     archived = replace(archived, with_steps=True)
+    prefixes: dict[int, str] = {}
+    names: dict[int, str] = {}
+
+    def named(connection: Connection, page: pa.Table) -> pa.Table:
+        account = look_up(connection, page["account_id"], accounts.c.id, accounts.c.name, names)
+        prefix = look_up(connection, page["key_id"], keys.c.id, keys.c.prefix, prefixes)
+        return page.append_column("account", account).append_column("prefix", prefix)
 
     def itemize(connection: Connection, page: pa.Table) -> pa.Table:
-        return _charge_table(connection, page, prices, schema, archived.steps)
+        return _charge_table(connection, named(connection, page), prices, schema, archived.steps)
 
-    def list_refunds(_: Connection, page: pa.Table) -> pa.Table:
-        return _refund_table(page, schema)
+    def list_refunds(connection: Connection, page: pa.Table) -> pa.Table:
+        return _refund_table(named(connection, page), schema)
 
     charges = _charged(span, filters)
     if _MARGIN[0] in schema.names:
@@ -138,24 +146,17 @@ def _returned() -> Select[Any]:
 
 
 def _rows(moment: Any) -> Select[Any]:
-    return (
-        select(
-            microseconds(moment).label("booked_us"),
-            microseconds(receipts.c.accepted_at).label("accepted_us"),
-            receipts.c.request_id,
-            receipts.c.account_id,
-            accounts.c.name.label("account"),
-            receipts.c.key_id,
-            keys.c.prefix,
-            receipts.c.model,
-            receipts.c.task,
-            receipts.c.price_id,
-            cast(receipts.c["metadata"], String).label("metadata"),
-        )
-        .select_from(receipts)
-        .join(accounts, accounts.c.id == receipts.c.account_id)
-        .join(keys, keys.c.id == receipts.c.key_id)
-    )
+    return select(
+        microseconds(moment).label("booked_us"),
+        microseconds(receipts.c.accepted_at).label("accepted_us"),
+        receipts.c.request_id,
+        receipts.c.account_id,
+        receipts.c.key_id,
+        receipts.c.model,
+        receipts.c.task,
+        receipts.c.price_id,
+        cast(receipts.c["metadata"], String).label("metadata"),
+    ).select_from(receipts)
 
 
 def _charge_table(
@@ -168,16 +169,12 @@ def _charge_table(
     lines = _itemize(connection, page, prices, steps)
     rows = pa.array(lines.rows, pa.int32())
     columns = {name: pc.take(column, rows) for name, column in _common(page).items()}
-    model, unit = columns["ResourceName"], pa.array(lines.units, pa.string())
-    columns |= {
+    priced = lines.columns()
+    model, unit = columns["ResourceName"], priced["ConsumedUnit"]
+    columns |= priced | {
         "ChargeCategory": pa.repeat("Usage", len(rows)),
         "ChargeDescription": pc.binary_join_element_wise(model, unit, ": "),
-        "ConsumedQuantity": pa.array(lines.quantities, pa.string()),
-        "ConsumedUnit": unit,
-        "PricingQuantity": pa.array(lines.priced_quantities, pa.string()),
-        "PricingUnit": pa.array(lines.priced_units, pa.string()),
         "PricingCategory": pa.repeat("Standard", len(rows)),
-        "ListUnitPrice": pa.array(lines.prices, pa.string()),
         "SkuId": pc.binary_join_element_wise(model, unit, "/"),
     }
     costs = None
@@ -207,21 +204,33 @@ class _Lines:
 
     rows: list[int] = field(default_factory=list)
     """Place of each line's charge in the page."""
-    units: list[str] = field(default_factory=list)
-    quantities: list[str] = field(default_factory=list)
-    priced_quantities: list[str] = field(default_factory=list)
-    priced_units: list[str] = field(default_factory=list)
-    prices: list[str] = field(default_factory=list)
+    priced: list[int] = field(default_factory=list)
+    """Place of each line in ``distinct``."""
     amounts: list[int] = field(default_factory=list)
+    distinct: dict[tuple[str, str, int, int], int] = field(default_factory=dict)
+    """Unit, quantity, unit price and its number of units, which are formatted once."""
 
     def add(self, row: int, line: Line) -> None:
+        key = (line.unit, line.quantity, line.price_nanos, line.per)
         self.rows.append(row)
-        self.units.append(line.unit)
-        self.quantities.append(line.quantity)
-        self.priced_quantities.append(_priced_quantity(line.quantity, line.per))
-        self.priced_units.append(line.unit if line.per == 1 else f"{line.per} {line.unit}")
-        self.prices.append(_unit_price(line.price_nanos))
+        self.priced.append(self.distinct.setdefault(key, len(self.distinct)))
         self.amounts.append(line.amount_nanos)
+
+    def columns(self) -> dict[str, pa.Array]:
+        """Return the columns of units, quantities and unit prices."""
+        found: dict[str, list[str]] = {
+            "ConsumedUnit": [unit for unit, _, _, _ in self.distinct],
+            "ConsumedQuantity": [quantity for _, quantity, _, _ in self.distinct],
+            "PricingUnit": [
+                unit if per == 1 else f"{per} {unit}" for unit, _, _, per in self.distinct
+            ],
+            "PricingQuantity": [
+                _priced_quantity(quantity, per) for _, quantity, _, per in self.distinct
+            ],
+            "ListUnitPrice": [format_usd(nanos) for _, _, nanos, _ in self.distinct],
+        }
+        places = pa.array(self.priced, pa.int32())
+        return {name: pa.array(texts, pa.string()).take(places) for name, texts in found.items()}
 
 
 def _itemize(
@@ -255,12 +264,7 @@ def _itemize(
 
 @functools.lru_cache(100_000)
 def _priced_quantity(quantity: str, per: int) -> str:
-    return format(Decimal(quantity) / per, "f")
-
-
-@functools.lru_cache(1_000)
-def _unit_price(price_nanos: int) -> str:
-    return format_usd(price_nanos)
+    return quantity if per == 1 else format(Decimal(quantity) / per, "f")
 
 
 def _common(page: pa.Table) -> dict[str, pa.Array]:

@@ -22,6 +22,7 @@ from gateway.billing.exports.archived import ArchivedReceipts, ExportReader
 from gateway.billing.exports.footer import Footer, Format
 from gateway.billing.exports.pages import (
     charge_pages,
+    look_up,
     refund_pages,
     span_conditions,
 )
@@ -131,8 +132,11 @@ def native_tables(
 ) -> Iterator[pa.Table]:
     """Yield what was booked in a span: charges by request, then refunds by request."""
 
-    def make(_: Connection, page: pa.Table) -> pa.Table:
-        return _table(page, span.zone, schema)
+    prefixes: dict[int, str] = {}
+
+    def make(connection: Connection, page: pa.Table) -> pa.Table:
+        key = look_up(connection, page["key_id"], keys.c.id, keys.c.prefix, prefixes)
+        return _table(page, key, span.zone, schema)
 
     charges, returned = _charges(span, filters), _refunds()
     if _MARGIN[0] in schema.names:
@@ -145,47 +149,45 @@ def native_tables(
 
 def _charges(span: Span, filters: Filters) -> Select[Any]:
     quantities = [receipts.c[name] for name in QUANTITIES]
-    kind = literal("charge", String)
-    return _rows(kind, receipts.c.settled_at, receipts.c.charge_nanos, quantities).where(
+    return _rows(receipts.c.settled_at, receipts.c.charge_nanos, quantities).where(
         *span_conditions(span, filters)
     )
 
 
 def _refunds() -> Select[Any]:
     none = [cast(null(), BigInteger).label(name) for name in QUANTITIES]
-    rows = _rows(refunds.c.kind, refunds.c.booked_at, -refunds.c.amount_nanos, none)
+    rows = _rows(refunds.c.booked_at, -refunds.c.amount_nanos, none).add_columns(refunds.c.kind)
     return rows.join(refunds, refunds.c.request_id == receipts.c.request_id)
 
 
-def _rows(kind: Any, moment: Any, amount: Any, quantities: Sequence[Any]) -> Select[Any]:
-    return (
-        select(
-            kind.label("kind"),
-            receipts.c.request_id,
-            microseconds(moment).label("booked_us"),
-            microseconds(receipts.c.accepted_at).label("accepted_us"),
-            receipts.c.account_id,
-            keys.c.prefix.label("key"),
-            *(receipts.c[name] for name in _DETAILS[1:]),
-            receipts.c.price_id,
-            amount.label("amount_nanos"),
-            *quantities,
-            cast(receipts.c["metadata"], String).label("metadata"),
-        )
-        .select_from(receipts)
-        .join(keys, keys.c.id == receipts.c.key_id)
-    )
+def _rows(moment: Any, amount: Any, quantities: Sequence[Any]) -> Select[Any]:
+    return select(
+        receipts.c.request_id,
+        microseconds(moment).label("booked_us"),
+        microseconds(receipts.c.accepted_at).label("accepted_us"),
+        receipts.c.account_id,
+        receipts.c.key_id,
+        *(receipts.c[name] for name in _DETAILS[1:]),
+        receipts.c.price_id,
+        amount.label("amount_nanos"),
+        *quantities,
+        cast(receipts.c["metadata"], String).label("metadata"),
+    ).select_from(receipts)
 
 
-def _table(page: pa.Table, zone: ZoneInfo, schema: pa.Schema) -> pa.Table:
+def _table(page: pa.Table, key: pa.Array, zone: ZoneInfo, schema: pa.Schema) -> pa.Table:
+    """Build a table of charges, or of refunds if the page has their kinds."""
     booked, amounts = (page[name].combine_chunks() for name in ("booked_us", "amount_nanos"))
     decimals = schema.field("amount_usd").type == _USD
     made = {
         "booked_at": utc_text(booked),
         "booked_at_local": local_text(booked, zone),
         "accepted_at": utc_text(page["accepted_us"].combine_chunks()),
+        "key": key,
         "amount_usd": usd(amounts) if decimals else usd_text(amounts),
     }
+    if "kind" not in page.column_names:
+        made["kind"] = pa.repeat("charge", page.num_rows)
     if _MARGIN[0] in schema.names:
         costs = page["expense_nanos"].combine_chunks()
         columns = margin_columns(amounts, costs, decimals=decimals)

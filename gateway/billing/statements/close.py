@@ -6,6 +6,9 @@ booked during a close; their bookings go into the next month.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -13,8 +16,9 @@ from typing import Any, Final
 from sqlalchemy import Connection, func, insert, or_, select, update
 
 from gateway.accounts.locks import lock_accounts
+from gateway.archive.bounds import learn_bounds
 from gateway.archive.marks import archived_months
-from gateway.archive.seal import seal_of_month
+from gateway.archive.seal import SealDigest, month_pages, seal_of_month, sealed_columns
 from gateway.audit_log import Author, record
 from gateway.billing.statements.statement import (
     Invoice,
@@ -41,7 +45,7 @@ from gateway.pricing import NANOS_MAX, NANOS_PER_CENT, format_usd
 from gateway.sql.database import Database, exact_sum, upsert
 from gateway.tables.core import accounts, periods, receipts, transfers
 from gateway.tables.invoices import counters, invoice_lines, invoices, rebates
-from gateway.tables.settlement_time import settled_within
+from gateway.tables.settlement_time import booked_in, settled_within
 
 SETTLED_AFTER: Final = timedelta(minutes=5)
 """Minimum time between the end of a month and its close."""
@@ -100,9 +104,10 @@ def close_month(
     with database.transaction() as connection:
         _begin(connection, month, clock())
     reach("close_begun")
+    learn_bounds(database, month)
     with database.snapshot() as connection:
         period = find_period(connection, month)
-        sealed = period if period.state == "closed" else _sealed(connection, month, clock())
+    sealed = period if period.state == "closed" else _sealed(database.snapshot, month, clock())
     with database.transaction() as connection:
         _seal(connection, sealed, author)
     reach("close_sealed")
@@ -125,7 +130,7 @@ def rehearse_close(connection: Connection, month: str, *, now: datetime) -> Rehe
 
     Raise ``ValueError`` if the text is not a month.
     """
-    sealed = _sealed(connection, month, now)
+    sealed = _sealed(lambda: contextlib.nullcontext(connection), month, now)
     expected = []
     for account_id in _moved_in(connection, month):
         made = statement(connection, account_id, month)
@@ -145,6 +150,16 @@ def find_period(connection: Connection, month: str) -> BillingPeriod:
 def list_periods(connection: Connection) -> list[BillingPeriod]:
     rows = connection.execute(select(periods).order_by(periods.c.month))
     return [BillingPeriod(**row) for row in rows.mappings()]
+
+
+def months_to_close(connection: Connection, now: datetime) -> list[str]:
+    """List the months that have ended and are not closed, the earliest first."""
+    present = month_of(now)
+    return [
+        each.month
+        for each in list_periods(connection)
+        if each.month < present and each.state != "closed"
+    ]
 
 
 def changed_since_close(connection: Connection, month: str) -> bool:
@@ -201,6 +216,15 @@ def tiers_of(connection: Connection, account_id: int) -> dict[int, int]:
         .order_by(rebates.c.from_nanos)
     )
     return {row.from_nanos: row.basis_points for row in rows}
+
+
+def all_tiers(connection: Connection) -> dict[int, dict[int, int]]:
+    """Return the rebate tiers of every account that has some, and the default ones (0)."""
+    rows = connection.execute(select(rebates).order_by(rebates.c.account_id, rebates.c.from_nanos))
+    found: dict[int, dict[int, int]] = {}
+    for row in rows:
+        found.setdefault(row.account_id, {})[row.from_nanos] = row.basis_points
+    return found
 
 
 def rebate(connection: Connection, account_id: int, month: str, *, clock: Clock = utc_now) -> int:
@@ -322,21 +346,19 @@ def _obstacle(connection: Connection, month: str, now: datetime) -> str | None:
     return f"{open_before} is still open; months are closed in order"
 
 
-def _sealed(connection: Connection, month: str, now: datetime) -> BillingPeriod:
-    """Compute totals and digest of a month into which nothing more is booked."""
-    span = span_of(month)
-    counted = connection.execute(
-        select(func.count(), exact_sum(receipts.c.charge_nanos)).where(
-            *settled_within(connection, *span)
-        )
-    ).one()
-    moved = connection.execute(
-        select(func.count())
-        .select_from(transfers)
-        .where(transfers.c.booked_at >= span[0], transfers.c.booked_at < span[1])
-    ).scalar_one()
+def _sealed(
+    open: Callable[[], AbstractContextManager[Connection]], month: str, now: datetime
+) -> BillingPeriod:
+    """Compute totals and digest of a month into which nothing more is booked, page by page."""
+    digest, counts, charged = SealDigest(), {receipts: 0, transfers: 0}, 0
+    charge = [column.name for column in sealed_columns(receipts)].index("charge_nanos")
+    for table in counts:
+        for rows in month_pages(open, table, month):
+            digest.add(rows)
+            counts[table] += len(rows)
+            charged += sum(row[charge] for row in rows) if table is receipts else 0
     return BillingPeriod(
-        month, "closed", now, counted[0], counted[1], moved, seal_of_month(connection, month)
+        month, "closed", now, counts[receipts], charged, counts[transfers], digest.sha256
     )
 
 
@@ -364,12 +386,9 @@ def _seal(connection: Connection, sealed: BillingPeriod, author: Author) -> None
 
 def _moved_in(connection: Connection, month: str) -> list[int]:
     """List customer accounts with a transfer in a month, ordered by number."""
-    span = span_of(month)
-    before = transfers.c.booked_at < span.ends_at
     moved = select(transfers.c.id).where(
         or_(transfers.c.from_account == accounts.c.id, transfers.c.to_account == accounts.c.id),
-        transfers.c.booked_at >= span.starts_at,
-        before,
+        *booked_in(connection, span_of(month)),
     )
     rows = connection.execute(
         select(accounts.c.id)

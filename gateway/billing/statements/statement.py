@@ -46,6 +46,7 @@ class Movement:
     kind: str
     amount_nanos: int
     reason: str
+    transfer_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +145,19 @@ def months_of(connection: Connection, account_id: int) -> list[str]:
 
 
 def invoices_of(
-    connection: Connection, account_id: int | None = None, month: str | None = None
+    connection: Connection,
+    account_id: int | None = None,
+    month: str | None = None,
+    *,
+    limit: int | None = None,
 ) -> list[Invoice]:
-    """List invoices and credit notes in order of issue."""
+    """List invoices and credit notes in order of issue, up to ``limit``."""
     corrected = invoices.alias()
     query = (
         select(invoices, corrected.c.number.label("corrects_number"))
         .outerjoin(corrected, corrected.c.id == invoices.c.corrects)
         .order_by(invoices.c.id)
+        .limit(limit)
     )
     if account_id is not None:
         query = query.where(invoices.c.account_id == account_id)
@@ -278,6 +284,7 @@ def _movements(connection: Connection, account_id: int, month: str) -> list[Move
             row.kind,
             row.amount_nanos if row.to_account == account_id else -row.amount_nanos,
             row.reason,
+            row.id,
         )
         for row in rows
     ]

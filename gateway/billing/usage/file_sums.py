@@ -62,8 +62,13 @@ def _condition(page: pa.Table, ranges: Sequence[Interval], report: UsageSums) ->
         if values is not None:
             found = pc.and_(found, pc.is_in(page[name], pa.array(values, page[name].type)))
     for tag, value in report.filters.tags.items():
-        found = pc.and_(found, pc.equal(_member(page["metadata"], tag), value))
+        found = pc.and_(found, pc.equal(_tag(page, tag), value))
     return found
+
+
+def _tag(page: pa.Table, name: str) -> Any:
+    """Return the values of a tag; one that a request lacks is empty."""
+    return pc.fill_null(_member(page["metadata"], name), "")
 
 
 def _labels(page: pa.Table, report: UsageSums) -> dict[str, Any]:
@@ -77,8 +82,7 @@ def _labels(page: pa.Table, report: UsageSums) -> dict[str, Any]:
             unknown = page["model"] if name == "served_by" else ""
             labels[name] = pc.coalesce(_member(page["run"], name), unknown)
         elif name.startswith(TAG):
-            tag = _member(page["metadata"], name.removeprefix(TAG))
-            labels[name] = pc.fill_null(tag, "")
+            labels[name] = _tag(page, name.removeprefix(TAG))
         else:
             labels[name] = page[name]
     return labels

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NotRequired, TypeAlias, TypedDict
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, NotRequired, TypeAlias, TypedDict
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, case, func, select
 
 from gateway.billing.usage.report import Group, UsageSums, total
 from gateway.feedback.store import DIMENSIONS, FeedbackFilter, FeedbackSums, sums
+from gateway.ids import first_request_id, time_of
 from gateway.pricing import format_usd
+from gateway.tables.core import receipts
+
+SEARCHED: Final = 50_000
+"""Newest requests among which those sold below cost are counted."""
 
 Ratings: TypeAlias = Mapping[tuple[str, ...], FeedbackSums]
 """Feedback by the labels of groups."""
@@ -45,6 +52,44 @@ class MarginGroupView(MarginSumsView, total=False):
     dtype: str
     endpoint: str
     served_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class BelowCost:
+    """Newest requests that earned less than they cost, by model.
+
+    ``searched_to``: the oldest request that was looked at, unless these are all of the span.
+    """
+
+    requests: Mapping[str, int]
+    searched_to: datetime | None
+
+
+def count_below_cost(connection: Connection, since: datetime) -> BelowCost:
+    """Count the requests accepted since a moment whose charge was less than what they are known to
+    cost, among the ``SEARCHED`` newest. Refunds are ignored."""
+    id = receipts.c.request_id
+    newest = (
+        select(id, receipts.c.model, receipts.c.charge_nanos, receipts.c.expense_nanos)
+        .where(id >= first_request_id(since), receipts.c.outcome == "charged")
+        .order_by(id.desc())
+        .limit(SEARCHED)
+        .subquery()
+    )
+    below = case((newest.c.charge_nanos < newest.c.expense_nanos, 1), else_=0)
+    rows = connection.execute(
+        select(
+            newest.c.model,
+            func.count().label("read"),
+            func.sum(below).label("below"),
+            func.min(newest.c.request_id).label("first"),
+        ).group_by(newest.c.model)
+    ).all()
+    is_whole = sum(row.read for row in rows) < SEARCHED
+    return BelowCost(
+        {row.model: int(row.below) for row in rows if row.below},
+        None if is_whole else time_of("req_", min(row.first for row in rows)),
+    )
 
 
 def ratings_of(connection: Connection, report: UsageSums) -> Ratings | None:

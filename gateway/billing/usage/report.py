@@ -1,28 +1,50 @@
 """Usage reports by account, key, model, task and tag, in any time zone, exact to the nano-dollar.
 
-Reports use the time of booking, so a past day never changes. Sealed hours come from the rollup. The
-rest (hours not sealed yet, partial hours at the ends, hours split by a zone's midnight) comes from
-receipts and refunds. A report by tag reads receipts and refunds only. Receipts of archived months
-are added by ``archived.py`` when the transaction has ended; their refunds are in the database.
+Reports use the time of booking, so a past day never changes. Sealed days and hours come from the
+rollups (``coverage``). The rest (hours not sealed yet, partial hours at the ends, hours split by a
+zone's midnight) comes from receipts and refunds. A report by tag reads receipts and refunds only.
+Receipts of archived months are added by ``archived.py`` when the transaction has ended; their
+refunds are in the database.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, time, timedelta
-from typing import Any, Final
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeVar
 from zoneinfo import ZoneInfo
 
-from sqlalchemy import ColumnElement, Connection, Table, case, func, literal_column, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    String,
+    Table,
+    case,
+    func,
+    literal_column,
+    or_,
+    select,
+    union_all,
+)
 
 from gateway.accounts.budgets import read_zone
 from gateway.archive.marks import Archive, refuse_archived, removed_archives
-from gateway.billing.usage.rollups import HOUR, built_range, floor_hour
+from gateway.billing.usage.coverage import Range, cover, inside, midnight, outside
+from gateway.billing.usage.days import ALL_ACCOUNTS
 from gateway.checks.moments import EPOCH, read_day, read_moment
 from gateway.errors import InvalidRequest
 from gateway.sql.database import exact_sum, time_bucket
-from gateway.tables.core import QUANTITIES, accounts, keys, receipts, refunds, usage_hourly
+from gateway.tables.core import (
+    QUANTITIES,
+    accounts,
+    keys,
+    receipts,
+    refunds,
+    usage_daily,
+    usage_hourly,
+)
 from gateway.tables.settlement_time import refunded_within, settled_within
 
 TIMES: Final = ("minute", "hour", "day", "month")
@@ -35,7 +57,7 @@ DAYS_MAX: Final = 800
 RANGES_MAX: Final = 100
 """Maximum number of time ranges in one query's condition."""
 
-Range = tuple[datetime, datetime]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +117,7 @@ def read_span(first: str | None, last: str | None, tz: str, *, now: datetime) ->
     ends_at = _moment(last or now.astimezone(zone).date().isoformat(), zone, "to", days=1)
     if first is None:
         local = (ends_at - timedelta(microseconds=1)).astimezone(zone).date()
-        starts_at = _midnight(local - timedelta(days=29), zone)
+        starts_at = midnight(local - timedelta(days=29), zone)
     else:
         starts_at = _moment(first, zone, "from")
     if starts_at >= ends_at:
@@ -206,16 +228,20 @@ def stored_usage(
         name.startswith(TAG) or name in ("minute", *RUN) for name in by
     )
     if rolled and not fine:
-        sealed, unsealed = _split(connection, span, by)
-        for part in sealed:
-            report.add(_rollup_rows(connection, part, by, filters))
+        keys = filters.key_ids is not None or not set(by).isdisjoint(("key", "key_id"))
+        covered = cover(connection, (span.starts_at, span.ends_at), span.zone, by, keys=keys)
+        unsealed = list(covered.rest)
+        sealed = [(usage_daily, part) for part in covered.days]
+        sealed += [(usage_hourly, part) for part in covered.hours]
+        for parts_read in _chunks(sealed):
+            report.add(_rollup_rows(connection, parts_read, by, filters))
     stored = unsealed
     parts = []
     for archive in removed_archives(connection, (span.starts_at, span.ends_at)):
         # Receipts that are still in the database are in its files as well.
-        if ranges := list(_inside(stored, archive.span)):
+        if ranges := list(inside(stored, archive.span)):
             parts.append(ArchivedPart(archive, ranges))
-            stored = list(_outside(stored, archive.span))
+            stored = list(outside(stored, archive.span))
     report.archived = parts
     for table, moment, ranges in (
         (receipts, receipts.c.settled_at, stored),
@@ -226,6 +252,15 @@ def stored_usage(
     return report
 
 
+def regroup(groups: Iterable[Group], name: str) -> list[Group]:
+    """Sum groups by one of their labels, and order them by it."""
+    found: dict[str, Group] = {}
+    for group in groups:
+        label = group.labels[name]
+        found.setdefault(label, Group(labels={name: label})).add(group)
+    return [found[label] for label in sorted(found)]
+
+
 def total(groups: Iterable[Group]) -> Group:
     """Sum groups."""
     whole = Group(labels={})
@@ -234,69 +269,29 @@ def total(groups: Iterable[Group]) -> Group:
     return whole
 
 
-def _split(
-    connection: Connection, span: Span, by: Sequence[str]
-) -> tuple[list[Range], list[Range]]:
-    """Split a span into sealed hours that no boundary of the report cuts, and the rest."""
-    built = built_range(connection)
-    start = floor_hour(span.starts_at + HOUR - timedelta(microseconds=1))
-    end = floor_hour(span.ends_at)
-    if built is None or (end := min(end, built[1])) <= start:
-        return [], [(span.starts_at, span.ends_at)]
-    cut = [
-        hour
-        for border in _borders(span, by)
-        if start <= (hour := floor_hour(border)) < end and hour != border
-    ]
-    rest: list[Range] = [(span.starts_at, start), *((hour, hour + HOUR) for hour in cut)]
-    rest.append((end, span.ends_at))
-    sealed, at = [], start
-    for hour in cut:
-        sealed.append((at, hour))
-        at = hour + HOUR
-    sealed.append((at, end))
-    return (
-        [(a, b) for a, b in sealed if a < b],
-        [(a, b) for a, b in rest if a < b],
-    )
-
-
-def _inside(ranges: Iterable[Range], span: Range) -> Iterator[Range]:
-    for start, end in ranges:
-        if start < span[1] and span[0] < end:
-            yield max(start, span[0]), min(end, span[1])
-
-
-def _outside(ranges: Iterable[Range], span: Range) -> Iterator[Range]:
-    for start, end in ranges:
-        if start < span[0]:
-            yield start, min(end, span[0])
-        if span[1] < end:
-            yield max(start, span[1]), end
-
-
-def _borders(span: Span, by: Sequence[str]) -> Iterator[datetime]:
-    """Yield the moments at which an hour, day or month of the zone begins."""
-    if "hour" in by:
-        at = floor_hour(span.starts_at)
-        while at < span.ends_at:
-            offset = at.astimezone(span.zone).utcoffset() or timedelta(0)
-            yield at + (-offset % HOUR)
-            at += HOUR
-    elif "day" in by or "month" in by:
-        day = span.starts_at.astimezone(span.zone).date()
-        while (at := _midnight(day, span.zone)) < span.ends_at:
-            yield at
-            day += timedelta(days=1)
-
-
 def _rollup_rows(
-    connection: Connection, span: Range, by: Sequence[str], filters: Filters
+    connection: Connection,
+    parts: Sequence[tuple[Table, Range]],
+    by: Sequence[str],
+    filters: Filters,
 ) -> Iterator[tuple[datetime, Group]]:
-    table = usage_hourly
-    columns = _columns(by, table, table.c.hour)
+    """Sum ranges of days and hours, in one statement."""
+    selected = [_rolled(table, part, by, filters) for table, part in parts]
+    query = selected[0] if len(selected) == 1 else union_all(*selected)
+    for row in connection.execute(query).mappings():
+        yield row.get("at", EPOCH), group_of(row, by)
+
+
+def _rolled(table: Table, span: Range, by: Sequence[str], filters: Filters) -> Select[Any]:
+    moment = table.c.hour if table is usage_hourly else table.c.day
+    conditions = [moment >= span[0], moment < span[1], *filter_conditions(table, filters)]
+    if table is usage_daily and filters.account_ids is None:
+        whole = set(by).isdisjoint(("account", "account_id"))
+        account = table.c.account_id
+        conditions.append(account == ALL_ACCOUNTS if whole else account != ALL_ACCOUNTS)
+    columns = _columns(by, table, moment)
     charged = table.c.outcome == "charged"
-    query = (
+    return (
         select(
             *columns.values(),
             exact_sum(table.c.requests).label("requests"),
@@ -311,11 +306,9 @@ def _rollup_rows(
             ),
         )
         .select_from(_joined(table, by))
-        .where(table.c.hour >= span[0], table.c.hour < span[1], *_conditions(table, filters))
+        .where(*conditions)
         .group_by(*_places(columns))
     )
-    for row in connection.execute(query).mappings():
-        yield row.get("at", EPOCH), group_of(row, by)
 
 
 def _booked_rows(
@@ -346,11 +339,12 @@ def _booked_rows(
         sums = [exact_sum(refunds.c.amount_nanos).label("refund_nanos")]
         source = _joined(receipts.join(refunds, refunds.c.request_id == receipts.c.request_id), by)
     starts_at, ends_at = min(start for start, _ in ranges), max(end for _, end in ranges)
-    conditions = _conditions(receipts, filters)
     # The overall range as well, so that an index can be used.
     if table is receipts:
+        conditions = filter_conditions(receipts, filters)
         conditions += settled_within(connection, starts_at, ends_at)
     else:
+        conditions = filter_conditions(receipts, filters, indexed=False)
         booked = [moment >= starts_at, moment < ends_at]
         if filters.account_ids is not None:
             booked.append(refunds.c.account_id.in_(filters.account_ids))
@@ -398,7 +392,7 @@ def _places(columns: Mapping[str, ColumnElement[Any]]) -> Iterator[ColumnElement
 
 
 def _joined(source: Any, by: Sequence[str]) -> Any:
-    table = usage_hourly if source is usage_hourly else receipts
+    table = source if source in (usage_hourly, usage_daily) else receipts
     if "key" in by:
         source = source.join(keys, keys.c.id == table.c.key_id)
     if "account" in by:
@@ -406,14 +400,25 @@ def _joined(source: Any, by: Sequence[str]) -> Any:
     return source
 
 
-def _conditions(table: Table, filters: Filters) -> list[ColumnElement[bool]]:
+def filter_conditions(
+    table: Table, filters: Filters, *, indexed: bool = True
+) -> list[ColumnElement[bool]]:
+    """Return the conditions of filters; a tag that a request lacks is empty.
+
+    Without ``indexed`` they match no index: few refunds are read by their time, where SQLite would
+    read all receipts of an account or model.
+    """
     conditions: list[ColumnElement[bool]] = []
     for name in ("account_id", "key_id", "model", "task"):
         values = getattr(filters, f"{name}s")
         if values is not None:
-            conditions.append(table.c[name].in_(values))
+            column = table.c[name]
+            nothing = "" if isinstance(column.type, String) else 0
+            of = column if indexed else func.coalesce(column, nothing)
+            conditions.append(of.in_(values))
     for tag, value in filters.tags.items():
-        conditions.append(receipts.c["metadata"][tag].as_string() == value)
+        stored = receipts.c["metadata"][tag].as_string()
+        conditions.append((stored if value else func.coalesce(stored, "")) == value)
     return conditions
 
 
@@ -431,7 +436,7 @@ def group_of(row: Any, by: Sequence[str]) -> Group:
     )
 
 
-def _chunks(ranges: Sequence[Range]) -> Iterator[Sequence[Range]]:
+def _chunks(ranges: Sequence[T]) -> Iterator[Sequence[T]]:
     for start in range(0, len(ranges), RANGES_MAX):
         yield ranges[start : start + RANGES_MAX]
 
@@ -440,7 +445,7 @@ def _moment(text: str, zone: ZoneInfo, param: str, *, days: int = 0) -> datetime
     """Parse a day, to which ``days`` are added, or a moment with its offset."""
     try:
         if len(text) == len("2026-03-01"):
-            return _midnight(read_day(text) + timedelta(days=days), zone)
+            return midnight(read_day(text) + timedelta(days=days), zone)
         return read_moment(text)
     except ValueError:
         pass
@@ -450,7 +455,3 @@ def _moment(text: str, zone: ZoneInfo, param: str, *, days: int = 0) -> datetime
         "2026-03-01T10:00:00Z.",
         param=param,
     )
-
-
-def _midnight(day: date, zone: ZoneInfo) -> datetime:
-    return datetime.combine(day, time.min, zone).astimezone(UTC)

@@ -1,4 +1,4 @@
-"""Rollups: usage by hour, built once per closed hour from what was booked, and sealed.
+"""Rollups: usage by hour, built once per closed hour from what was booked, and sealed; and by day.
 
 An hour is closed 30 seconds after its end: once the month's row has been locked FOR UPDATE, no
 booking can have an earlier time. Building an hour again gives the same rows and the same seal. A
@@ -27,19 +27,38 @@ from sqlalchemy import (
     union_all,
 )
 
-from gateway.archive.marks import archived_months
+from gateway.archive.marks import REMOVED, find_archive
+from gateway.billing.usage.days import (
+    DAY,
+    DaySeal,
+    build_day,
+    built_days,
+    day_seal,
+    due_days,
+    lock_hours,
+)
 from gateway.ledger.periods import month_of, open_period, utc_now
 from gateway.sql.database import exact_sum
-from gateway.tables.core import QUANTITIES, periods, receipts, refunds, usage_hourly, usage_hours
+from gateway.tables.core import (
+    BOOKED_SUMS,
+    QUANTITIES,
+    USAGE_SUMS,
+    periods,
+    receipts,
+    refunds,
+    usage_hourly,
+    usage_hours,
+)
 from gateway.tables.settlement_time import refunded_within, settled_within
 
 HOUR: Final = timedelta(hours=1)
 CLOSED_AFTER: Final = timedelta(seconds=30)
 HOURS_MAX: Final = 200
 """Maximum number of hours built in one transaction, which keeps transactions short."""
+DAYS_MAX: Final = 5
+"""Maximum number of days built in one transaction."""
 
 _CELL: Final = ("account_id", "key_id", "model", "task", "outcome")
-_SUMS: Final = ("requests", "charge_nanos", "refund_nanos", *QUANTITIES)
 _EXPENSES: Final = ("expense_nanos", "expensed")
 """Sums for the operator, which seals do not cover: hours were sealed before they existed."""
 
@@ -57,10 +76,8 @@ class Seal:
 
 
 def build_due(connection: Connection, now: datetime, *, limit: int = HOURS_MAX) -> int:
-    """Build closed hours that are not built yet, oldest first; return their number.
-
-    Call again while it is ``limit``.
-    """
+    """Build closed hours that are not built yet, oldest first, and return their number. Call again
+    while it is ``limit``."""
     hours = list(_due(connection, now, limit))
     for month in dict.fromkeys(map(month_of, hours)):
         _lock(connection, month)
@@ -69,16 +86,33 @@ def build_due(connection: Connection, now: datetime, *, limit: int = HOURS_MAX) 
     return len(hours)
 
 
+def build_due_days(connection: Connection, *, limit: int = DAYS_MAX) -> int:
+    """Build days that built hours complete, oldest first, and return their number. Call again while
+    it is ``limit``.
+
+    Days come from sealed hours, so bookings do not wait for them.
+    """
+    built = built_range(connection)
+    days = [] if built is None else due_days(connection, built, limit=limit)
+    for day in days:
+        build_day(connection, day)
+    return len(days)
+
+
 def build_hour(connection: Connection, hour: datetime) -> Seal:
-    """Build or rebuild one hour. The caller has locked its month's row."""
+    """Build or rebuild one hour. For the first time, the caller has locked its month's row; nothing
+    is booked into a sealed hour.
+
+    A day that is built already needs to be built again.
+    """
     connection.execute(delete(usage_hourly).where(usage_hourly.c.hour == hour))
     connection.execute(delete(usage_hours).where(usage_hours.c.hour == hour))
     cells = _booked_in(connection, hour).subquery()
     keys = [cells.c[name] for name in _CELL]
-    sums = [exact_sum(cells.c[name]).label(name) for name in (*_SUMS, *_EXPENSES)]
+    sums = [exact_sum(cells.c[name]).label(name) for name in USAGE_SUMS]
     made = select(literal(hour, usage_hourly.c.hour.type).label("hour"), *keys, *sums)
     connection.execute(
-        insert(usage_hourly).from_select(["hour", *_CELL, *_SUMS, *_EXPENSES], made.group_by(*keys))
+        insert(usage_hourly).from_select(["hour", *_CELL, *USAGE_SUMS], made.group_by(*keys))
     )
     seal = seal_of(connection, hour)
     connection.execute(
@@ -95,22 +129,26 @@ def build_hour(connection: Connection, hour: datetime) -> Seal:
     return seal
 
 
-def rebuild(connection: Connection) -> list[tuple[Seal, Seal]]:
-    """Rebuild every sealed hour; return the old and new seals of those that differ.
+def rebuild_hours(connection: Connection, day: datetime) -> list[tuple[Seal, Seal]]:
+    """Rebuild the sealed hours of a day; return the old and new seals of those that differ.
 
     Hours of archived months are left as they are: their receipts are not in the database.
     """
-    differing = []
-    archived = archived_months(connection)
-    for month in connection.execute(select(periods.c.month)).scalars().all():
-        _lock(connection, month)
-    for old in seals(connection):
-        if month_of(old.hour) in archived:
-            continue
-        new = build_hour(connection, old.hour)
-        if new != old:
-            differing.append((old, new))
-    return differing
+    archive = find_archive(connection, month_of(day), lock=True)
+    if archive is not None and archive.state in REMOVED:
+        return []
+    lock_hours(connection, day)
+    pairs = ((old, build_hour(connection, old.hour)) for old in seals(connection, day, day + DAY))
+    return [(old, new) for old, new in pairs if new != old]
+
+
+def rebuild_day(connection: Connection, day: datetime) -> list[tuple[DaySeal | None, DaySeal]]:
+    """Rebuild a day from its hours, if it is built; return its seals if they differ."""
+    built = built_days(connection)
+    if built is None or not built[0] <= day < built[1]:
+        return []
+    old, new = day_seal(connection, day), build_day(connection, day)
+    return [] if new == old else [(old, new)]
 
 
 def seals(
@@ -128,7 +166,7 @@ def seals(
 
 def seal_of(connection: Connection, hour: datetime) -> Seal:
     """Compute the seal of an hour from its stored rows."""
-    columns = [usage_hourly.c[name] for name in (*_CELL, *_SUMS)]
+    columns = [usage_hourly.c[name] for name in (*_CELL, *BOOKED_SUMS)]
     rows = connection.execute(
         select(*columns)
         .where(usage_hourly.c.hour == hour)

@@ -13,11 +13,11 @@ from gateway.catalog.listing import from_price
 from gateway.catalog.picking.typical import Find, typical_nanos
 from gateway.catalog.picking.words import TEXT_MAX, stems, weight
 from gateway.catalog.schema import TIERS, CatalogEntry, Tier
-from gateway.catalog.tasks import Task
+from gateway.catalog.tasks import TASKS, Modality, Task
 from gateway.checks.suggestions import did_you_mean
 from gateway.errors import InvalidRequest
 from gateway.pricing import NANOS_PER_USD
-from workers.contract.streams import Announcement
+from workers.contract.announcements import Announcement
 
 Sort: TypeAlias = Literal[
     "name", "price", "-price", "typical", "-typical", "speed", "-speed", "tier", "-tier"
@@ -39,6 +39,12 @@ class CatalogFilters:
     """Maximum of ``from_price``, which is for one unit of the entry's price."""
     typical_max: Fraction | None = None
     """Maximum price of a typical order."""
+    makes: Modality | None = None
+    """What one of its tasks makes."""
+    route: str | None = None
+    """An engine, ``upstream`` or ``workflow``."""
+    language: str | None = None
+    voice: str | None = None
     words: tuple[str, ...] = ()
     """Stems, each of which must occur in the entry's texts."""
 
@@ -147,6 +153,16 @@ def choose(
     return [*(entry for _, entry in known), *(e for e in chosen if value(e) is None)]
 
 
+def made_by(entry: CatalogEntry) -> set[Modality]:
+    """Return what the tasks of an entry make."""
+    return {TASKS[task].makes for task in (entry.task, *entry.also)}
+
+
+def route_of(entry: CatalogEntry) -> str:
+    """Return where an entry runs: its engine, ``upstream`` or ``workflow``."""
+    return "workflow" if entry.workflow else entry.engine or "upstream"
+
+
 def _at_most(nanos: int | None, most_usd: Fraction) -> bool:
     return nanos is not None and nanos <= most_usd * NANOS_PER_USD
 
@@ -159,6 +175,10 @@ def _fits(entry: CatalogEntry, filters: CatalogFilters) -> bool:
         and filters.vendor in (None, entry.vendor)
         and filters.family in (None, entry.family)
         and (filters.role is None or filters.role in entry.roles)
+        and (filters.makes is None or filters.makes in made_by(entry))
+        and filters.route in (None, route_of(entry))
+        and (filters.language is None or filters.language in entry.known_languages)
+        and (filters.voice is None or filters.voice in entry.known_voices)
         and (filters.good_for is None or filters.good_for in entry.good_for)
         and (filters.max_price is None or (least is not None and least <= filters.max_price))
         and all(weight(entry, word) for word in filters.words)

@@ -31,15 +31,16 @@ from gateway.catalog.picking.words import (
 )
 from gateway.catalog.schema import TIERS, CatalogEntry
 from gateway.catalog.tasks import TASKS, Task
-from gateway.catalog.views import PickedView, PickView, WishView
+from gateway.catalog.views import LeftOutView, PickedView, PickView, WishView
 from gateway.checks.suggestions import did_you_mean
 from gateway.errors import InvalidRequest
 from gateway.pricing import format_usd
-from workers.contract.streams import Announcement
+from workers.contract.announcements import Announcement
 
 ROLE: Final = PURPOSE + 1
 DEMO: Final = -REASON
 RANKED_MAX: Final = 5
+LEFT_OUT_MAX: Final = 20
 RESULTS: Final = 1000
 """Results of the what-if."""
 
@@ -57,6 +58,12 @@ class Wish:
     unknown_words: tuple[str, ...] = ()
     budget_nanos: int | None = None
     """Maximum price of one typical result."""
+    available: bool = False
+    """Whether it must run now."""
+    language: str | None = None
+    license: str | None = None
+    seconds_max: float | None = None
+    """Maximum measured duration; what was not measured is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,10 @@ def read_wish(
     role: str | None = None,
     text: str | None = None,
     budget_nanos: int | None = None,
+    available: bool = False,
+    language: str | None = None,
+    license: str | None = None,
+    seconds_max: float | None = None,
 ) -> Wish:
     """Read what somebody asks for, in the words of ``entries``. ``task`` is a task's name or words.
 
@@ -123,6 +134,10 @@ def read_wish(
         words=words,
         unknown_words=tuple(word for each, word in asked.items() if each not in words),
         budget_nanos=budget_nanos,
+        available=available,
+        language=language,
+        license=license,
+        seconds_max=seconds_max,
     )
 
 
@@ -134,9 +149,10 @@ def pick(
     find: Find,
     seconds: Mapping[str, float] | None = None,
     runs_here: Callable[[CatalogEntry], bool] | None = None,
+    results: int = RESULTS,
 ) -> PickView:
-    """Pick models. ``seconds`` are measured durations by model; ``runs_here`` replaces the check of
-    availability where no announcements are known."""
+    """Pick models. ``results`` are those of the what-if; ``seconds`` are measured durations by
+    model; ``runs_here`` replaces the check of availability where no announcements are known."""
 
     def is_available(entry: CatalogEntry) -> bool:
         if runs_here is not None:
@@ -153,14 +169,20 @@ def pick(
             "why": f"{reason}; {relation}.",
             "typical_price": format_usd(one.nanos),
             "typical_order": order_view(entry, one.task),
-            "what_if": {"results": RESULTS, "cost": format_usd(one.nanos * RESULTS)},
+            "what_if": {"results": results, "cost": format_usd(one.nanos * results)},
             "available": is_available(entry),
             "measured_seconds": (seconds or {}).get(entry.name),
             "points": one.points,
             "matched": list(one.matched),
         }
 
-    ranked = sorted(_candidates(entries, wish, find), key=lambda one: one.order)
+    found = sorted(_candidates(entries, wish, find), key=lambda one: one.order)
+    misses = {
+        one.entry.name: why
+        for one in found
+        if (why := _miss(one.entry, wish, is_available, (seconds or {}).get(one.entry.name)))
+    }
+    ranked = [one for one in found if one.entry.name not in misses]
     budget = wish.budget_nanos
     within = [one for one in ranked if budget is None or one.nanos <= budget]
     best = within[0] if within else None
@@ -171,6 +193,15 @@ def pick(
         better = next((one for one in comparable if one.tier > best.tier), None)
     elif ranked:
         better = min(ranked, key=lambda one: one.nanos)
+    left_out: list[LeftOutView] = [
+        {
+            "name": one.entry.name,
+            "typical_price": format_usd(one.nanos),
+            "why": misses.get(one.entry.name) or _above(one, budget or 0),
+        }
+        for one in found
+        if one not in within
+    ]
     today = _stand_in(entries, best or better, is_available, find)
     return {
         "object": "catalog.pick",
@@ -180,7 +211,8 @@ def pick(
         "better": view(better, _more(better, best, budget)) if better else None,
         "today": view(today, "it runs on this gateway") if today else None,
         "ranked": [view(one, _fit(one, wish)) for one in within[:RANKED_MAX]],
-        "message": None if best is not None else _nothing(ranked, budget),
+        "left_out": left_out[:LEFT_OUT_MAX],
+        "message": None if best is not None else _nothing(ranked, budget, misses),
     }
 
 
@@ -256,7 +288,7 @@ def _less(one: _Candidate, best: _Candidate) -> str:
 def _more(one: _Candidate, best: _Candidate | None, budget: int | None) -> str:
     above = ""
     if budget is not None and one.nanos > budget:
-        above = f"${format_usd(one.nanos - budget)} above the budget"
+        above = _above(one, budget)
     if best is None:
         return above
     extra = one.nanos - best.nanos
@@ -265,7 +297,31 @@ def _more(one: _Candidate, best: _Candidate | None, budget: int | None) -> str:
     return f"{tiers}, {above}" if above else tiers
 
 
-def _nothing(ranked: Sequence[_Candidate], budget: int | None) -> str:
+def _miss(
+    entry: CatalogEntry,
+    wish: Wish,
+    is_available: Callable[[CatalogEntry], bool],
+    seconds: float | None,
+) -> str | None:
+    """Return which condition an entry does not meet, other than the budget."""
+    if wish.available and not is_available(entry):
+        return "not available now"
+    if wish.language is not None and wish.language not in entry.known_languages:
+        return f"does not list the language {wish.language}"
+    if wish.license is not None and entry.license != wish.license:
+        return f"its licence is {entry.license}" if entry.license else "its licence is not stated"
+    if wish.seconds_max is not None and (seconds is None or seconds > wish.seconds_max):
+        return "its speed was not measured" if seconds is None else f"takes {seconds:g} s"
+    return None
+
+
+def _above(one: _Candidate, budget: int) -> str:
+    return f"${format_usd(one.nanos - budget)} above the budget"
+
+
+def _nothing(ranked: Sequence[_Candidate], budget: int | None, misses: Mapping[str, str]) -> str:
+    if not ranked and misses:
+        return "No model meets all conditions."
     if not ranked or budget is None:
         return "No model fits."
     nearest = min(ranked, key=lambda one: one.nanos)

@@ -21,6 +21,11 @@ from workers.contract.jobs import Usage
 
 _FILE: Final = Path(__file__).with_name("typical_orders.yaml")
 
+SIZES: Final = (
+    *("input_tokens", "output_tokens", "images"),
+    *("video_seconds", "audio_seconds", "characters"),
+)
+"""Quantities of an order that somebody may choose."""
 Find: TypeAlias = Callable[[str], CatalogEntry | None]
 """Finds a model's entry, at the price of the account that asks."""
 _Quantity: TypeAlias = Annotated[StrictInt, Field(ge=1)] | None
@@ -49,9 +54,16 @@ def typical_orders() -> Mapping[Task, TypicalOrder]:
     return orders
 
 
-def typical_usage(entry: CatalogEntry, task: Task) -> Usage:
-    """Return the usage of a typical order, within the limits of an entry."""
-    order, limits, default = typical_orders()[task], entry.limits, entry.default_parameters
+def sized_order(task: Task, sizes: Mapping[str, int]) -> TypicalOrder:
+    """Return the typical order of a task with other quantities, where it has these at all."""
+    order = typical_orders()[task]
+    given = {name: size for name, size in sizes.items() if getattr(order, name) is not None}
+    return order.model_copy(update=given)
+
+
+def typical_usage(entry: CatalogEntry, task: Task, sizes: Mapping[str, int] | None = None) -> Usage:
+    """Return the usage of a typical order, or one of other sizes, within the limits of an entry."""
+    order, limits, default = sized_order(task, sizes or {}), entry.limits, entry.default_parameters
     attributes = {
         "quality": default.quality or next(iter(entry.qualities), None),
         "size": next(iter(entry.sizes), None),
@@ -71,19 +83,25 @@ def typical_usage(entry: CatalogEntry, task: Task) -> Usage:
     )
 
 
-def typical_nanos(entry: CatalogEntry, find: Find, task: Task | None = None) -> int | None:
+def typical_nanos(
+    entry: CatalogEntry,
+    find: Find,
+    task: Task | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> int | None:
     """Return the price of one typical result, for a task of the entry or its first one.
 
-    A workflow that is priced by its steps costs what each of them does once. None if the order
-    cannot be priced.
+    A workflow that is priced by its steps costs what each of them does once. ``sizes`` replace
+    quantities of the order. None if the order cannot be priced.
     """
     if entry.workflow is not None and not entry.price:
         steps = []
         for step in entry.workflow.run_steps:
             model = find(step.model)
-            steps.append(None if model is None else typical_nanos(model, find, step.task))
+            steps.append(None if model is None else typical_nanos(model, find, step.task, sizes))
         return None if None in steps else sum(nanos or 0 for nanos in steps)
-    return _by_task(entry)[task if task in entry.also else entry.task]
+    task = task if task in entry.also else entry.task
+    return _quoted(entry, task, sizes) if sizes else _by_task(entry)[task]
 
 
 @once_per_entry
@@ -91,9 +109,9 @@ def _by_task(entry: CatalogEntry) -> Mapping[Task, int | None]:
     return {task: _quoted(entry, task) for task in (entry.task, *entry.also)}
 
 
-def _quoted(entry: CatalogEntry, task: Task) -> int | None:
+def _quoted(entry: CatalogEntry, task: Task, sizes: Mapping[str, int] | None = None) -> int | None:
     try:
-        return quote(entry.selling_price, typical_usage(entry, task)).total_nanos
+        return quote(entry.selling_price, typical_usage(entry, task, sizes)).total_nanos
     except (Unbookable, UnpricedUsage):
         return None
 

@@ -8,10 +8,10 @@ from typing import Any, Final, get_args
 import click
 from pydantic import ValidationError
 
+from gateway.catalog.editing.insertion import add_entry, entry_text
 from gateway.catalog.loader import complaints, dotted, load_catalog
 from gateway.catalog.schema import Catalog, CatalogEntry
 from gateway.catalog.tasks import Task
-from gateway.commands.planning.catalog_file import add_entry, entry_text
 from gateway.commands.planning.deep_check import inspection_findings
 from gateway.commands.planning.proposal import MARKUP, NotServed, Proposal, propose, propose_price
 from gateway.commands.planning.trial_process import TrialFailed, run_inspection, run_trial

@@ -45,7 +45,9 @@ def inspection_findings(
     for note in inspection.notes:
         yield (), note, "warning"
     memory = inspection.memory_bytes
-    weights = None if memory is None else weight_bytes(entry, root)
+    weights = (
+        None if memory is None else weight_bytes(entry, root, on_cpu=inspection.device == "cpu")
+    )
     if weights is None or memory is None:
         return
     if (needed := weights + inspection.cache_bytes) > memory:
@@ -57,7 +59,7 @@ def inspection_findings(
         yield (), message, "error"
 
 
-def weight_bytes(entry: CatalogEntry, root: Path) -> int | None:
+def weight_bytes(entry: CatalogEntry, root: Path, *, on_cpu: bool) -> int | None:
     """Return the size of an entry's weights at its precision; None if they cannot be counted."""
     if entry.checkpoint is None:
         return None
@@ -66,4 +68,7 @@ def weight_bytes(entry: CatalogEntry, root: Path) -> int | None:
     except (LookupError, ValueError):
         return None
     parameters = model.parameters if isinstance(model, Shape) else sum(model.counted.values())
-    return parameters * PRECISIONS[str(entry.options.get("dtype") or "float32")]
+    chosen = str(entry.options.get("dtype") or "auto")
+    if chosen == "auto":  # on a GPU the checkpoint's own, on a CPU float32
+        chosen = "float32" if on_cpu else model.precision or "bfloat16"
+    return parameters * PRECISIONS[chosen]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +20,7 @@ from gateway.commands.terminal import (
     read_settings,
 )
 from gateway.ledger.expenses import ExpenseRates
-from gateway.plan.hardware import GIGA, PRECISIONS, TERA, Device, find_gpu, gpus, own_gpu
+from gateway.plan.hardware import GIGA, PRECISIONS, TERA, choose_devices, gpus
 from gateway.plan.measured import Measured, read_measured
 from gateway.plan.planning import make_plan
 from gateway.plan.question import PlanQuestion
@@ -145,7 +144,8 @@ def plan_command(
     )
     load = per_day / DAY_S if per_day is not None else per_second
     question = PlanQuestion(per_second=load, **asked)
-    devices = _devices(gpu_names, {"memory": memory, "bandwidth": bandwidth, "tflops": tflops})
+    own = {"memory": memory, "bandwidth": bandwidth, "tflops": tflops}
+    devices = choose_devices(gpu_names, own) or (*gpus(), *devices_here())
     view = make_plan(
         subject,
         question,
@@ -164,14 +164,6 @@ def _catalog(path: Path) -> Catalog | None:
         return load_catalog(path)
     except FileNotFoundError:
         return None
-
-
-def _devices(names: Sequence[str], own: dict[str, float | None]) -> tuple[Device, ...]:
-    described = own_gpu(own)
-    found = tuple(find_gpu(name) for name in names)
-    if described is not None:
-        return (*found, described)
-    return found or (*gpus(), *devices_here())
 
 
 def _rates(settings: Settings, catalog: Catalog | None, given: str | None) -> ExpenseRates:

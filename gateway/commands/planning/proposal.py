@@ -31,11 +31,13 @@ _MILLION: Final = 1_000_000
 _ENGINES: Final[Mapping[str, Engine]] = {
     "text-generation": "llm",
     "text-embedding": "embedding",
+    "rerank": "rerank",
     "image-upscale": "upscale",
     "video-upscale": "upscale",
     "talking-head": "talking",
     "text-to-speech": "speech",
     "voice-clone": "speech",
+    "speech-to-text": "transcription",
 }
 _LIMITS: Final[Mapping[str, dict[str, Any]]] = {
     "image": {"images": 4, "sources": 1, "steps": 100},

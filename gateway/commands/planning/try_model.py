@@ -149,7 +149,7 @@ def _batch(text: str) -> int:
     help="Tokens of an answer.",
 )
 @click.option("--context", type=click.IntRange(2), help="Context in tokens.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Device to use.")
+@click.option("--device", help="Device to use: auto, cpu, cuda or one such as cuda:1.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.")
 @click.option(
     "--gpu-hour-usd",

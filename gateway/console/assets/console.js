@@ -53,6 +53,56 @@ function press(key) {
   return true;
 }
 
+/** The row that has the focus. */
+const row = () => document.activeElement?.closest("main tr");
+
+/** Copy the id of the row that has the focus, otherwise that of the page. */
+function copyId() {
+  const button = (row() ?? document.querySelector("main"))?.querySelector("[data-copy]");
+  if (button) return copy(button);
+  const id = row()?.querySelector("a.open")?.pathname.split("/").at(-1);
+  return id && navigator.clipboard.writeText(decodeURIComponent(id)).then(() => say("Copied"));
+}
+
+// The palette: what is typed is looked up by htmx; arrows go through what was found.
+
+const palette = document.getElementById("palette");
+const results = () => [...palette.querySelectorAll("#palette-found a")];
+
+function openPalette() {
+  if (!palette || document.querySelector("dialog[open]")) return;
+  palette.showModal();
+  const field = palette.querySelector("input");
+  field.select();
+  if (!results().length) field.dispatchEvent(new CustomEvent("open"));
+}
+
+palette?.addEventListener("keydown", (event) => {
+  const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  const all = results();
+  if (by && all.length) {
+    event.preventDefault();
+    const next = all.indexOf(document.activeElement) + by;
+    if (next < 0) palette.querySelector("input").focus();
+    else all[Math.min(next, all.length - 1)].focus();
+  }
+});
+palette?.querySelector("form").addEventListener("submit", (event) => {
+  // What is shown can be older than what was typed: then the page of results is opened.
+  const [first] = results();
+  if (!first || palette.querySelector("#palette-found").dataset.for !== palette.querySelector("input").value) return;
+  event.preventDefault();
+  first.click();
+});
+document.addEventListener("htmx:after:swap", ({ detail: { ctx } }) => {
+  if (ctx?.target?.id === "palette-found") ctx.target.dataset.for = ctx.sourceElement.value;
+});
+document.querySelector("[data-palette]")?.addEventListener("click", (event) => {
+  if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  openPalette();
+});
+
 let going = 0;
 
 document.addEventListener("keydown", (event) => {
@@ -64,6 +114,12 @@ document.addEventListener("keydown", (event) => {
     }
     return;
   }
+  if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey) && !event.altKey) {
+    event.preventDefault();
+    openPalette();
+    return;
+  }
+  if (["Shift", "Control", "Alt", "Meta", "AltGraph"].includes(event.key)) return;
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   if (event.target.closest("input, select, textarea, [contenteditable]")) return;
   if (going && Date.now() - going < 1500) {
@@ -76,6 +132,8 @@ document.addEventListener("keydown", (event) => {
     g: () => (going = Date.now()),
     j: () => step(1),
     k: () => step(-1),
+    x: () => row()?.querySelector("input[type=checkbox]")?.click(),
+    c: copyId,
     "/": () => document.querySelector(".filters :is(input, select):not([type=hidden])")?.focus(),
   }[event.key];
   if (act) act();

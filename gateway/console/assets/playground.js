@@ -1,33 +1,37 @@
-// The playground: sends its form, and shows the answer while it comes. The form works without it.
+// The playground's form: its price, its call as code, and how it is sent. The form works without it.
 // Prices and costs are texts of the server; what models make is put into text nodes.
 
 import { say } from "./console.js";
 
-const form = document.getElementById("play");
-const made = document.getElementById("made");
+const SVG = "http://www.w3.org/2000/svg";
+export const form = document.getElementById("play");
+export const made = document.getElementById("made");
 const refusal = document.getElementById("refusal");
 const stop = document.getElementById("stop");
-const order = document.getElementById("order");
-const earlier = form.elements.messages;
+export const order = document.getElementById("order");
 
-function add(parent, name, properties = {}) {
+export function add(parent, name, properties = {}) {
   const node = Object.assign(document.createElement(name), properties);
   parent.append(node);
   return node;
 }
 
-async function send(path, accept, signal) {
-  const answer = await fetch(path, { method: "POST", body: new FormData(form), headers: { Accept: accept }, signal });
+/** Send the form, with other values in place of its own; raise why it is refused. */
+export async function send(path, accept, { values = {}, signal } = {}) {
+  const body = new FormData(form);
+  for (const [name, value] of Object.entries(values)) body.set(name, value);
+  const answer = await fetch(path, { method: "POST", body, headers: { Accept: accept }, signal });
   if (answer.redirected || answer.headers.get("HX-Redirect")) location.reload();
   if (answer.ok) return answer;
   const found = await answer.json().catch(() => null);
-  const wait = answer.headers.get("Retry-After");
-  const text = found?.error?.message ?? "The server does not answer as it should; try again.";
-  throw new Error(wait ? `${text} Try again in ${wait} s.` : text);
+  const refused = new Error(found?.error?.message ?? "The server does not answer as it should; try again.");
+  refused.wait = Number(answer.headers.get("Retry-After")) || 0;
+  refused.status = answer.status;
+  throw refused;
 }
 
 /** Yield the server-sent events of an answer as pairs of name and data. */
-async function* events(answer) {
+export async function* events(answer) {
   let rest = "";
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   for (;;) {
@@ -47,13 +51,24 @@ async function* events(answer) {
 let timer = 0;
 let asked = 0;
 
-function showWords(unknown) {
+/** Models that are ordered beside the form's own. */
+export const beside = [...document.querySelectorAll("[data-beside]")];
+const others = () => beside.map((each) => each.value).filter(Boolean);
+
+export function showWords(unknown) {
   const place = document.getElementById("unknown");
   place.hidden = !unknown.length;
   place.textContent = unknown.length ? `${form.elements.model.value} does not know: ${unknown.join(", ")}.` : "";
 }
 
-async function quote() {
+function priceOf(found, model = "") {
+  const line = document.createElement("span");
+  line.append(`${model ? `${model} costs` : "Costs"}${found.is_exact ? "" : " at most"} `);
+  add(line, "b", { textContent: found.most });
+  return line;
+}
+
+export async function quote() {
   const price = document.getElementById("price");
   if (!form.checkValidity()) {
     price.textContent = "";
@@ -61,11 +76,16 @@ async function quote() {
   }
   const number = ++asked;
   try {
-    const found = await (await send(form.dataset.quote, "application/json")).json();
+    const models = others();
+    const answers = await Promise.all(
+      ["", ...models].map((model) => send(form.dataset.quote, "application/json", { values: model ? { model } : {} })),
+    );
+    const [found, ...more] = await Promise.all(answers.map((each) => each.json()));
     if (number !== asked) return;
-    price.replaceChildren(found.is_exact ? "Costs " : "Costs at most ");
-    add(price, "b", { textContent: found.most });
+    price.replaceChildren(priceOf(found, models.length ? form.elements.model.value : ""));
+    more.forEach((each, place) => price.append(", ", priceOf(each, models[place])));
     showWords(found.unknown);
+    document.getElementById("available").textContent = found.available;
     for (const place of document.querySelectorAll("[data-code]")) {
       place.textContent = found.code[place.dataset.code];
     }
@@ -74,103 +94,108 @@ async function quote() {
   }
 }
 
-form.addEventListener("input", () => {
+export function changed() {
   clearTimeout(timer);
   timer = setTimeout(quote, 300);
+}
+
+/** The address of the form with its settings: what is content stays here. */
+function share() {
+  const settings = new URLSearchParams({ model: form.elements.model.value, task: form.elements.task.value });
+  for (const each of form.querySelectorAll("input[type=text], select")) {
+    if (each.name && each.value && !("content" in each.dataset)) settings.set(each.name, each.value);
+  }
+  return `${location.origin}/console/playground?${settings}`;
+}
+
+document.getElementById("share").addEventListener("click", async (event) => {
+  if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  await navigator.clipboard.writeText((event.target.href = share()));
+  event.target.textContent = "Copied its address";
+  say("Copied the address of these settings");
 });
+
+form.addEventListener("input", changed);
+for (const each of beside) each.addEventListener("change", changed);
 quote();
 
-// --- The order ----------------------------------------------------------------------------------
+// --- Sending ------------------------------------------------------------------------------------
 
-const MEDIA = {
-  image: (place, one) => add(add(place, "a", { href: one.path }), "img", { src: one.path, alt: one.facts }),
-  video: (place, one) => add(place, "video", { src: one.path, controls: true }),
-  audio: (place, one) => add(place, "audio", { src: one.path, controls: true }),
-};
-
-function showMade(place, text, ended) {
-  if (!text.data && ended.text) text.data = ended.text;
-  if (ended.value) add(place, "pre", { className: "output", tabIndex: 0, textContent: ended.value });
-  const gallery = add(place, "div", { className: "media" });
-  for (const one of ended.media) {
-    const figure = add(gallery, "figure");
-    MEDIA[one.kind]?.(figure, one)?.setAttribute("aria-label", one.facts || one.kind);
-    add(add(figure, "figcaption", { className: "hint", textContent: `${one.facts} ` }), "a", {
-      href: one.path, download: "", textContent: "download",
-    });
+/** Show why an order was refused; after the pause that the server asks for, say so. */
+export function refuse(error) {
+  let left = error.wait ?? 0;
+  refusal.hidden = false;
+  refusal.textContent = error.message;
+  const count = left ? add(refusal, "span") : null;
+  const tick = () => {
+    if (!count?.isConnected) return;
+    count.textContent = left > 0 ? ` Try again in ${left} s.` : " Try again now.";
+    if (left-- > 0) setTimeout(tick, 1000);
+  };
+  tick();
+  if (error.status === 402) {
+    refusal.append(" ");
+    add(refusal, "a", { href: form.dataset.short, textContent: form.dataset.shortText });
   }
 }
 
-function showCost(state, ended, path) {
-  state.replaceChildren(ended.status === "succeeded" ? "" : `${ended.message || ended.status} `, "Charged ");
-  add(state, "b", { className: "charged", textContent: ended.cost });
-  state.append(` in ${ended.took} · `);
-  add(state, "a", { href: path, textContent: "receipt" });
-  say(`Charged ${ended.cost}`);
-}
-
-async function run(signal) {
-  const answer = await send(form.action, "text/event-stream", signal);
-  document.getElementById("nothing").hidden = true;
-  const place = document.createElement("article");
-  if (earlier) {
-    add(place, "p", { className: "said", textContent: form.elements.message.value });
-    made.append(place);
-  } else {
-    made.querySelector("h2").after(place);
-  }
-  const text = add(place, "p", { className: "answered" }).appendChild(document.createTextNode(""));
-  const state = add(place, "p", { className: "hint", textContent: "Waiting …" });
-  let path = "";
-  try {
-    for await (const [name, data] of events(answer)) {
-      if (name === "accepted") path = data.path;
-      if (name === "text") text.appendData(data.text);
-      if (name === "progress") {
-        state.textContent = `${data.stage ? `${data.stage}: ` : ""}step ${data.step} of ${data.steps}`;
-      }
-      if (name === "failed") state.textContent = data.message;
-      if (name === "ended") {
-        showMade(place, text, data);
-        showCost(state, data, path);
-        showWords(data.unknown);
-        if (earlier && data.status === "succeeded") remember(text.data);
-      }
-    }
-  } catch (error) {
-    state.textContent = signal.aborted ? "Stopped; what had come is charged. " : "The connection broke. ";
-    add(state, "a", { href: path, textContent: "receipt" });
-  }
-}
-
-/** Keep a turn of the conversation, which the next message continues. */
-function remember(answered) {
-  const { message } = form.elements;
-  const turns = JSON.parse(earlier.value);
-  turns.push({ role: "user", content: message.value }, { role: "assistant", content: answered });
-  earlier.value = JSON.stringify(turns);
-  message.value = "";
-  message.focus();
-}
-
-form.addEventListener("submit", async (event) => {
-  event.preventDefault();
-  if (!order) return;
+/** Run orders with the form disabled; `leaving` ends them. */
+export async function busy(run, { stoppable = true } = {}) {
   const leaving = new AbortController();
   refusal.hidden = true;
   order.disabled = true;
-  stop.hidden = !earlier;
+  stop.hidden = !stoppable;
   stop.onclick = () => leaving.abort();
+  document.getElementById("nothing").hidden = true;
   try {
     await run(leaving.signal);
   } catch (error) {
-    refusal.textContent = error.message;
-    refusal.hidden = false;
+    refuse(error);
   }
   order.disabled = false;
   stop.hidden = true;
-});
+}
 
+/** Say what an order cost and how fast it was. */
+export function showCost(state, ended, path) {
+  state.replaceChildren(ended.status === "succeeded" ? "" : `${ended.message || ended.status} `, "Charged ");
+  add(state, "b", { className: "charged", textContent: ended.cost });
+  state.append(` in ${ended.took}${ended.speed ? `, ${ended.speed}` : ""} · `);
+  add(state, "a", { href: path, textContent: "receipt" });
+  if (ended.phases.length) showTime(state, ended);
+  say(`Charged ${ended.cost}`);
+  // The list of what was ordered is read again.
+  document.body.dispatchEvent(new CustomEvent("ordered"));
+  changed();
+}
+
+export function showBreak(state, path, signal) {
+  state.textContent = signal.aborted ? "Stopped; what had come is charged. " : "The connection broke. ";
+  if (path) add(state, "a", { href: path, textContent: "receipt" });
+}
+
+/** Show the phases of an order to scale, and what became of its hold. */
+function showTime(state, { held, cost, released, phases }) {
+  const box = add(state, "details", { className: "tokens" });
+  add(box, "summary", { textContent: "Time and hold" });
+  add(box, "p", { textContent: `Held ${held}, charged ${cost}, released ${released}.` });
+  const body = add(add(box, "table", { className: "waterfall" }), "tbody");
+  for (const { name, took, start, wide } of phases) {
+    const row = add(body, "tr");
+    add(row, "th", { scope: "row", textContent: name });
+    const bar = add(row, "td").appendChild(document.createElementNS(SVG, "svg"));
+    for (const [key, value] of [["width", "100%"], ["height", 12], ["aria-hidden", "true"]]) bar.setAttribute(key, value);
+    const rect = bar.appendChild(document.createElementNS(SVG, "rect"));
+    rect.setAttribute("class", name);
+    for (const [key, value] of [["x", `${start}%`], ["width", `${wide}%`], ["height", 12]]) rect.setAttribute(key, value);
+    add(row, "td", { className: "number", textContent: took });
+  }
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !stop.hidden && !document.querySelector("dialog[open]")) stop.click();
+});
 form.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
 });

@@ -113,7 +113,7 @@ async def attempt(
     if found is not None:
         await attempts.succeeded(network)
     else:
-        await attempts.failed()
+        await attempts.failed(method)
         await asyncio.sleep(max(0.0, began + FLOOR_S - time.monotonic()))
     CONSOLE_ENTRANCES.labels(method, "failed" if found is None else "succeeded").inc()
     return found

@@ -48,13 +48,16 @@ class _Log:
     def __init__(self) -> None:
         self._minute, self._count = 0, 0
 
-    def write(self, directive: str) -> None:
+    def write(self, directive: str) -> bool:
+        """Log a report; return whether it was within the bound."""
         minute = int(time.monotonic() // 60)
         if minute != self._minute:
             self._minute, self._count = minute, 0
         self._count += 1
-        if self._count <= LOGGED_PER_MINUTE:
-            log.warning("a browser reported a violation of the console's policy: %s", directive)
+        if self._count > LOGGED_PER_MINUTE:
+            return False
+        log.warning("a browser reported a violation of the console's policy: %s", directive)
+        return True
 
 
 _log: Final = _Log()
@@ -74,4 +77,5 @@ async def receive_report(request: ApiRequest) -> None:
     sent = report.effective_directive or report.violated_directive.partition(" ")[0]
     directive = sent if sent in DIRECTIVES else "other"
     CSP_REPORTS.labels(directive).inc()
-    _log.write(directive)
+    if _log.write(directive):
+        await request.services.attempts.reports.add(directive)

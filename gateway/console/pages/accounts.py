@@ -11,24 +11,42 @@ from litestar import Controller, Response, get, post
 from litestar.params import FromPath
 from sqlalchemy import Connection
 
-from gateway.accounts.accounts import STATUSES, Account, Status, find_account, list_accounts
+from gateway.accounts.accounts import (
+    STATUSES,
+    Account,
+    Status,
+    accounts_near_zero,
+    find_account,
+    list_accounts,
+)
 from gateway.api.http.bodies import read_body
 from gateway.api.http.request import ApiRequest
 from gateway.billing.usage.report import Filters, Group, Span, usage
+from gateway.billing.usage.traffic import Activity, activity_of
 from gateway.checks.decoding import read_id
 from gateway.console.answers import see_other
 from gateway.console.guards import needs
 from gateway.console.queries import ROWS, FormValues, Query, problems_of, read_form
 from gateway.console.rendering import page
+from gateway.console.views.evidence import bookings_url, open_requests_url
+from gateway.console.views.files import TableFile
 from gateway.console.views.formats import usd
 from gateway.console.views.money import sum_rows, sum_total
 from gateway.console.visitors import CurrentVisitor, Visitor
 from gateway.errors import InvalidRequest, NotFound, TollgateError
 from gateway.operations import accounts
+from gateway.operations.accounts import AccountView
 from gateway.pricing import format_usd
 
 WEEK: Final = timedelta(days=7)
+ORDERS: Final = (("near zero", "least available first"), ("number", "by number"))
 UTC_ZONE: Final = ZoneInfo("UTC")
+
+
+FILE_COLUMNS: Final = (
+    *("id", "name", "status", "posted_nanos", "held_nanos", "available_nanos"),
+    *("credit_limit_nanos", "report_tz", "created_at"),
+)
 
 
 class AccountPages(Controller):
@@ -38,35 +56,51 @@ class AccountPages(Controller):
     async def index(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
         query = Query(request)
         status = cast("Status | None", query.one_of("status", STATUSES))
-        cursor = query.text("cursor")
-        after = 0 if cursor is None else read_id(cursor)
-        if after is None:
-            raise InvalidRequest(
-                "invalid_value", f"cursor is {cursor!r}, which no page has.", param="cursor"
-            )
+        least = query.one_of("order", [name for name, _ in ORDERS]) != "number"
+        after = _place(query.text("cursor"))
         now = datetime.now(UTC)
 
-        def read(connection: Connection) -> tuple[list[Account], list[Group]]:
-            found = list_accounts(
-                connection, status=status, name=query.text("name"), limit=ROWS + 1, after=after
-            )
-            ids = tuple(account.id for account in found)
+        def read(
+            connection: Connection,
+        ) -> tuple[list[Account], list[Group], Mapping[int, Activity]]:
+            name, limit = query.text("name"), query.rows + 1
+            if least:
+                found = accounts_near_zero(
+                    connection, status=status, name=name, limit=limit, after=after
+                )
+            else:
+                number = after[1] if after else 0
+                found = list_accounts(
+                    connection, status=status, name=name, limit=limit, after=number
+                )
+            # A file has no usage.
+            ids = () if query.rows > ROWS else tuple(account.id for account in found)
             span = Span(now - WEEK, now, UTC_ZONE)
             spent = usage(connection, span, ["account_id"], Filters(ids)) if ids else []
-            return found, spent
+            return found, spent, activity_of(connection, ids[:ROWS])
 
-        found, spent = await request.services.database.report(read, account_id=None)
-        more = str(found[ROWS - 1].id) if len(found) > ROWS else None
+        found, spent, activity = await request.services.database.report(read, account_id=None)
+        last = found[query.rows - 1] if len(found) > query.rows else None
+        more = f"{last.available_nanos}:{last.id}" if last else None
         return await page(
             request,
             visitor,
             "accounts.html",
             title="Accounts",
             rows=found[:ROWS],
+            proofs={
+                each.id: bookings_url(now - WEEK, now, account=each.name) for each in found[:ROWS]
+            },
+            holding={each.id: open_requests_url(each.name) for each in found[:ROWS]},
             spent={row.labels["account_id"]: row for row in sum_rows(spent)},
+            as_file=TableFile(
+                "accounts", FILE_COLUMNS, found[: query.rows], is_cut=more is not None
+            ),
+            activity=activity,
             statuses=STATUSES,
+            orders=ORDERS,
             filters=query.values,
-            narrowed=bool(set(query.values) - {"cursor"}),
+            narrowed=bool(set(query.values) - {"cursor", "order"}),
             pager=query.pages(more),
         )
 
@@ -85,9 +119,17 @@ class AccountPages(Controller):
                     "credit_limit": form.amount("credit_limit") or "0",
                 },
             )
-            made = await request.services.database.write(
-                lambda connection: accounts.create(connection, visitor.author(), body)
-            )
+            further = {"allowance": form.amount("allowance"), "report_tz": form.text("report_tz")}
+            terms = {name: value for name, value in further.items() if value is not None}
+            change = read_body(accounts.AccountChange, terms)
+
+            def make(connection: Connection) -> AccountView:
+                made = accounts.create(connection, visitor.author(), body)
+                if terms:
+                    accounts.change(connection, visitor.author(), f"id:{made['id']}", change)
+                return made
+
+            made = await request.services.database.write(make)
         except TollgateError as error:
             return await _new_page(request, visitor, form.values(), error)
         return see_other(f"/console/accounts/{made['id']}")
@@ -113,6 +155,19 @@ class AccountPages(Controller):
         except TollgateError as error:
             return await _account_page(request, visitor, account_id, form.values(), error)
         return see_other(f"/console/accounts/{account_id}")
+
+
+def _place(cursor: str | None) -> tuple[int, int] | None:
+    """Read a cursor: available amount and number of an account. Raise ``InvalidRequest``."""
+    if cursor is None:
+        return None
+    nanos, _, number = cursor.partition(":")
+    id, size = read_id(number), read_id(nanos.removeprefix("-"))
+    if id is None or size is None:
+        raise InvalidRequest(
+            "invalid_value", f"cursor is {cursor!r}, which no page has.", param="cursor"
+        )
+    return -size if nanos.startswith("-") else size, id
 
 
 def _changes(form: FormValues, visitor: Visitor, account_id: int) -> dict[str, Any]:
@@ -175,6 +230,8 @@ async def _account_page(
         statuses=STATUSES,
         week=sum_rows(week),
         week_total=sum_total(week),
+        booked_week=bookings_url(now - WEEK, now, account=account.name),
+        holding=open_requests_url(account.name),
     )
 
 

@@ -11,10 +11,11 @@ from gateway.accounts.accounts import Account
 from gateway.api.http.request import ApiRequest
 from gateway.audit_log import ACTS, Act
 from gateway.console.guards import needs
-from gateway.console.queries import ROWS, Query
+from gateway.console.queries import Query
 from gateway.console.rendering import page
 from gateway.console.scope import account_of
 from gateway.console.views.audit import AuditRow, audit_row
+from gateway.console.views.files import TableFile
 from gateway.console.visitors import CurrentVisitor
 from gateway.operations import audit
 
@@ -43,7 +44,7 @@ class AuditPages(Controller):
                 role=visitor.role or "operator",
             )
             found, more = audit.list_page(
-                connection, wanted, limit=ROWS, cursor=query.text("cursor")
+                connection, wanted, limit=query.rows, cursor=query.text("cursor")
             )
             return account, [audit_row(each) for each in found], more
 
@@ -57,7 +58,24 @@ class AuditPages(Controller):
             title=f"Audit log of {account.name}" if account else "Audit log",
             account=account,
             rows=rows,
-            acts=ACTS,
+            acts=ACTS if visitor.role is None else audit.readable_acts(visitor.role),
+            as_file=TableFile(
+                "audit",
+                (
+                    "id",
+                    "at",
+                    "act",
+                    "subject",
+                    "actor",
+                    "origin",
+                    "reason",
+                    "call_id",
+                    "refused",
+                    "changes",
+                ),
+                rows,
+                is_cut=more is not None,
+            ),
             filters=query.values,
             narrowed=bool(set(query.values) - {"account", "cursor"}),
             pager=query.pages(more),

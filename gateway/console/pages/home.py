@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -14,37 +15,70 @@ from gateway.accounts.accounts import Account, account_names
 from gateway.accounts.budgets import BudgetState, budget_states, list_budgets
 from gateway.api.http.request import ApiRequest
 from gateway.billing.reconciliation import Reconciliation, last_reconciliation
+from gateway.billing.statements.close import months_to_close
+from gateway.billing.usage.comparison import earlier_span
+from gateway.billing.usage.coverage import midnight
 from gateway.billing.usage.failures import Failures, count_failures
-from gateway.billing.usage.report import Filters, Group, Span, usage
-from gateway.catalog.availability import availability
+from gateway.billing.usage.report import Filters, Group, Span, regroup, usage
+from gateway.billing.usage.traffic import OpenHolds, open_holds
+from gateway.catalog.schema import CatalogEntry
+from gateway.checks.moments import read_moment
 from gateway.console.answers import see_other
 from gateway.console.guards import needs
+from gateway.console.live.overview import present
+from gateway.console.live.tail import latest_tail
 from gateway.console.queries import ROWS, Query
 from gateway.console.rendering import page
+from gateway.console.running.asking import asked
+from gateway.console.running.views import KINDS, memory_parts
 from gateway.console.scope import one_account
-from gateway.console.views.formats import usd
+from gateway.console.views.evidence import bookings_url, open_requests_url
+from gateway.console.views.formats import Clock, usd
+from gateway.console.views.limits import budget_urls
 from gateway.console.views.money import sum_rows, sum_total
+from gateway.console.views.overview import changes_of, hour_curves, overview_texts, overview_title
+from gateway.console.views.prices import own_accounts, period_prices
 from gateway.console.views.requests import request_row
 from gateway.console.visitors import CurrentVisitor
+from gateway.ledger.prices import (
+    LIST,
+    PriceCache,
+    PricePeriod,
+    price_periods_of,
+    read_price,
+)
 from gateway.ledger.transfers import owed
 from gateway.operations import keys
 from gateway.operations.keys import KeyView
+from gateway.operations.running.upstreams import list_upstreams
+from gateway.operations.running.workers import list_workers
+from gateway.performance import first_output_p95
 from gateway.requests.lookup import RequestFilter
+from gateway.webhooks.deliveries import count_failing
 
 TOP: Final = 5
 LATEST: Final = 10
+HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
 WEEK: Final = timedelta(days=7)
+SOON: Final = timedelta(days=14)
+"""Time before its end within which a key is shown as one that expires."""
 
 
 @dataclass(frozen=True, slots=True)
 class Installation:
     """What the overview reads from SQL, on one snapshot."""
 
+    holds: OpenHolds
     proof: Reconciliation | None
     by_account: list[Group]
     by_model: list[Group]
+    before: list[Group]
+    """Usage of the same weekday a week before, until the same time."""
     failures: Failures
+    first_us: int | None
+    to_close: list[str]
+    failing_webhooks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +89,11 @@ class AccountToday:
     debt: int
     budgets: list[BudgetState]
     today: list[Group]
+    month: list[Group]
     week: list[Group]
     keys: list[KeyView]
+    prices: list[PricePeriod]
+    """Prices that begin soon, of models that were used within the week."""
 
 
 class HomePages(Controller):
@@ -67,14 +104,22 @@ class HomePages(Controller):
         if visitor.role is None:
             return see_other("/console/home")
         services, now = request.services, datetime.now(UTC)
-        midnight = _midnight(now, visitor.zone)
+        since = Clock(visitor.zone, now).midnight
 
         def read(connection: Connection) -> Installation:
-            span = Span(midnight, now, ZoneInfo(visitor.zone))
+            span = Span(since, now, ZoneInfo(visitor.zone))
+            today = usage(connection, span, ["account", "model"], Filters())
+            whole = Span(since, since + DAY, ZoneInfo(visitor.zone))
+            before = earlier_span(whole, "weekdays", now=now).span
             return Installation(
+                holds=open_holds(connection),
                 proof=last_reconciliation(connection),
-                by_account=usage(connection, span, ["account"], Filters()),
-                by_model=usage(connection, span, ["model"], Filters()),
+                by_account=regroup(today, "account"),
+                by_model=regroup(today, "model"),
+                before=usage(connection, before, ["account", "model"], Filters()),
+                first_us=first_output_p95(connection, now - HOUR),
+                to_close=months_to_close(connection, now),
+                failing_webhooks=count_failing(connection, now - DAY),
                 failures=count_failures(
                     connection, account_id=None, starts_at=now - DAY, ends_at=now
                 ),
@@ -84,29 +129,45 @@ class HomePages(Controller):
         latest = await services.requests.lookup.list(RequestFilter(None), limit=LATEST, cursor=None)
         ids = {one.account_id for one in latest.items}
         names = await services.database.read(lambda connection: account_names(connection, ids))
-        health = services.requests.health
-        entries = services.live.entries()
-        available = sum(availability(entry, health.announcements) is None for entry in entries)
-        loads = {model: load for model, load in health.loads.items() if load.live}
+        failed_logins = await services.attempts.failures.read()
+        reports = await services.attempts.reports.read()
+        connected = await asked(list_workers(services.queue_server))
+        state = await present(
+            services, today=sum_total(found.by_account), holds=found.holds, proof=found.proof
+        )
         return await page(
             request,
             visitor,
             "overview.html",
-            title=_overview_title(found, health.healthy),
+            title=overview_title(state),
+            live=1,
+            texts=overview_texts(state),
+            curves=hour_curves(services.traffic.minutes(datetime.now(UTC))),
             proof=found.proof,
-            total=sum_total(found.by_account),
+            booked_today=bookings_url(since),
+            holding=open_requests_url(),
             accounts=sum_rows(found.by_account)[:TOP],
             models=sum_rows(found.by_model)[:TOP],
+            changes={
+                name: changes_of(sum_rows(rows), sum_rows(regroup(found.before, name)), name)
+                for name, rows in (("account", found.by_account), ("model", found.by_model))
+            },
+            first_us=found.first_us,
+            to_close=found.to_close,
+            failing_webhooks=found.failing_webhooks,
+            base_url=str(request.base_url).rstrip("/"),
+            example=_example(services.live.entries()),
+            memory_parts=memory_parts,
+            waits={model: load.seconds(load.cost) for model, load in state.loads.items()},
             failures=found.failures,
             failed=sum(group.requests for group in found.failures.groups),
-            healthy=health.healthy,
-            workers=health.announcements,
-            available=available,
-            offered=len(entries),
-            loads=loads,
-            queued=sum(load.depth for load in loads.values()),
-            running=sum(load.running for load in loads.values()),
-            oldest_us=max((load.oldest_ms for load in loads.values()), default=0) * 1000,
+            failed_logins=failed_logins,
+            reports=reports,
+            tail=latest_tail(latest.items, zone=visitor.zone),
+            workers=connected,
+            upstreams=list_upstreams(services.live.entries(), connected or []),
+            kinds=KINDS,
+            loads=state.loads,
             rows=[request_row(one, names) for one in latest.items],
         )
 
@@ -119,7 +180,7 @@ class HomePages(Controller):
             account = one_account(connection, visitor, named)
             zone = ZoneInfo(visitor.zone)
             own = Filters((account.id,))
-            since = _midnight(now, visitor.zone)
+            since = Clock(visitor.zone, now).midnight
             owned, _ = keys.list_page(
                 connection,
                 account=f"id:{account.id}",
@@ -129,13 +190,20 @@ class HomePages(Controller):
                 cursor=None,
             )
             budgets = list_budgets(connection, account.id, limit=ROWS)
+            used = usage(connection, Span(now - WEEK, now, zone), ["model"], own)
+            coming = _coming(connection, account.id, [group.labels["model"] for group in used])
+            for period in coming:
+                if period.price_id is not None:
+                    read_price(connection, period.price_id, services.live.prices)
             return AccountToday(
                 account=account,
                 debt=owed(connection, account.id),
                 budgets=budget_states(connection, budgets, now),
                 today=usage(connection, Span(since, now, zone), ["model"], own),
+                month=usage(connection, Span(_month_start(visitor.zone, now), now, zone), [], own),
                 week=usage(connection, Span(now - WEEK, now, zone), ["day"], own),
                 keys=owned,
+                prices=coming,
             )
 
         found = await services.database.report(read, account_id=visitor.account_id)
@@ -150,21 +218,37 @@ class HomePages(Controller):
             "home.html",
             title=f"{account.name} has {usd(account.available_nanos)} available",
             account=account,
+            holding=open_requests_url(account.name),
+            booked_today=bookings_url(Clock(visitor.zone, now).midnight, account=account.name),
+            booked_week=bookings_url(now - WEEK, now, account=account.name),
             debt=found.debt,
             budgets=found.budgets,
+            budget_urls=budget_urls(found.budgets, account.name),
             today=sum_total(found.today),
             models=sum_rows(found.today)[:TOP],
+            month=sum_total(found.month),
+            booked_month=bookings_url(_month_start(visitor.zone, now), account=account.name),
             week=week,
             days_left=_days_left(account.available_nanos, week.net_nanos),
             keys=found.keys,
+            ending=_ending(found.keys, now),
+            coming=found.prices,
+            prices=_price_texts(found.prices, services.live.prices),
+            may_pay=visitor.may("payments.write", account.id),
             rows=[request_row(one, {account.id: account.name}) for one in latest.items],
             base_url=str(request.base_url).rstrip("/"),
         )
 
 
-def _midnight(now: datetime, zone: str) -> datetime:
-    local = now.astimezone(ZoneInfo(zone))
-    return local.replace(hour=0, minute=0, second=0, microsecond=0).astimezone(UTC)
+def _month_start(zone: str, now: datetime) -> datetime:
+    """Return when the present month of a zone began."""
+    return midnight(now.astimezone(ZoneInfo(zone)).date().replace(day=1), ZoneInfo(zone))
+
+
+def _example(entries: Sequence[CatalogEntry]) -> str:
+    """Return a model that answers the call of an example."""
+    chats = [entry.name for entry in entries if entry.task == "text-generation"]
+    return chats[0] if chats else "pocket-chat"
 
 
 def _days_left(available_nanos: int, week_nanos: int) -> int | None:
@@ -174,12 +258,33 @@ def _days_left(available_nanos: int, week_nanos: int) -> int | None:
     return available_nanos * WEEK.days // week_nanos
 
 
-def _overview_title(found: Installation, healthy: bool) -> str:
-    if found.proof is not None and found.proof.findings:
-        return "The books do not agree"
-    if not healthy:
-        return "The queue server does not answer"
-    return "Running; the books agree" if found.proof else "Running"
+def _coming(connection: Connection, account_id: int, models: Sequence[str]) -> list[PricePeriod]:
+    """Return the prices of models that begin later for an account, the next first.
+
+    A list price does not concern an account with its own.
+    """
+    now = datetime.now(UTC)
+    found: list[PricePeriod] = []
+    for model in models:
+        periods = price_periods_of(connection, model=model)
+        own = account_id in own_accounts(periods, now)
+        mine = (account_id,) if own else (LIST, account_id)
+        found += [
+            each
+            for each in periods
+            if each.account_id in mine and each.effective_from > now and each.cancelled is None
+        ]
+    return sorted(found, key=lambda each: each.effective_from)
+
+
+def _price_texts(periods: Sequence[PricePeriod], cache: PriceCache) -> dict[int, str]:
+    return {id: ", ".join(lines) for id, lines in period_prices(periods, cache).items()}
+
+
+def _ending(keys: Sequence[KeyView], now: datetime) -> list[tuple[KeyView, datetime]]:
+    """Return the keys that expire soon, the next first."""
+    found = [(key, read_moment(key["expires_at"])) for key in keys if key["expires_at"]]
+    return sorted((each for each in found if each[1] <= now + SOON), key=lambda each: each[1])
 
 
 HANDLERS: Final[list[Any]] = [HomePages]

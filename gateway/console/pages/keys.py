@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, NamedTuple, cast, get_args
 from zoneinfo import ZoneInfo
 
 from litestar import Controller, Response, get, post
@@ -15,25 +14,38 @@ from sqlalchemy import Connection
 
 from gateway.accounts.accounts import Account
 from gateway.accounts.keys import KeyStatus, key_by_id
+from gateway.accounts.roles import ROLES
 from gateway.api.http.bodies import read_body
 from gateway.api.http.request import ApiRequest
-from gateway.audit_log import CALL_PREFIX, AuditFilter, Author, list_events
 from gateway.console.answers import see_other
-from gateway.console.guards import needs
-from gateway.console.queries import ROWS, FormValues, Query, problems_of, read_form
+from gateway.console.guards import needs, no_page, require_proof
+from gateway.console.once import author_once, is_sent_again, new_once
+from gateway.console.queries import FormValues, Query, problems_of, read_form
 from gateway.console.rendering import page
 from gateway.console.roles import Act
 from gateway.console.scope import account_of, one_account
+from gateway.console.views.files import TableFile
 from gateway.console.views.keys import key_row
 from gateway.console.visitors import CurrentVisitor, Visitor
 from gateway.errors import NotFound, TollgateError
-from gateway.ids import is_id, new_id
 from gateway.operations import keys
-from gateway.operations.keys import KeyView
+from gateway.operations.keys import KeyBody, KeyView, MemberKeyBody
 
 STATUSES: Final[tuple[KeyStatus, ...]] = get_args(KeyStatus)
 OVERLAPS: Final = (("0", "at once"), ("3600", "1 hour"), ("86400", "1 day"), ("604800", "1 week"))
 LIMITS: Final = ("requests_per_minute", "tokens_per_minute", "concurrent")
+
+
+FILE_COLUMNS: Final = (
+    *("id", "prefix", "name", "account", "status", "scopes", "role", "models", "created_at"),
+    *("expires_at", "last_used_at", "spent_nanos", "held_nanos", "limit_nanos"),
+    *("requests_per_minute", "tokens_per_minute", "concurrent"),
+)
+
+
+class FoundKey(NamedTuple):
+    view: KeyView
+    account_id: int
 
 
 class KeyPages(Controller):
@@ -51,7 +63,7 @@ class KeyPages(Controller):
                 account=_number(account) if account else None,
                 status=status,
                 name=query.text("name"),
-                limit=ROWS,
+                limit=query.rows,
                 cursor=query.text("cursor"),
             )
             return account, found, more
@@ -60,13 +72,15 @@ class KeyPages(Controller):
             read, account_id=visitor.account_id
         )
         of = f" of {account.name}" if account else ""
+        rows = [key_row(each) for each in found]
         return await page(
             request,
             visitor,
             "keys.html",
             title=f"Keys{of}",
             account=account,
-            rows=[key_row(each) for each in found],
+            rows=rows,
+            as_file=TableFile("keys", FILE_COLUMNS, rows, is_cut=more is not None),
             statuses=STATUSES,
             filters=query.values,
             narrowed=bool(set(query.values) - {"account", "cursor"}),
@@ -83,13 +97,19 @@ class KeyPages(Controller):
     async def create(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[Any]:
         account, form = await _account(request, visitor), await read_form(request)
         pepper = request.services.pepper
+        if form.text("admin"):
+            await _require_administrator(request, visitor)
         try:
-            author = _author(visitor, form)
+            author = author_once(visitor, form)
             sent = {**_terms(form, visitor.zone), "scopes": _scopes(form)}
-            body = read_body(keys.MemberKeyBody, _given(sent))
+            body: KeyBody | MemberKeyBody
+            if form.text("admin"):
+                body = read_body(KeyBody, _given({**sent, "role": form.text("role")}))
+            else:
+                body = read_body(MemberKeyBody, _given(sent))
 
             def make(connection: Connection) -> keys.NewKeyView | None:
-                if _is_sent_again(connection, author, account.id):
+                if is_sent_again(connection, author):
                     return None
                 return keys.create(connection, author, _number(account), body, pepper=pepper)
 
@@ -111,9 +131,15 @@ class KeyPages(Controller):
     async def change(
         self, request: ApiRequest, visitor: CurrentVisitor, key_id: FromPath[int]
     ) -> Response[Any]:
-        key, form = await _find(request, visitor, key_id, "keys.write"), await read_form(request)
+        key, form = await _find_to_change(request, visitor, key_id), await read_form(request)
         try:
-            body = read_body(keys.KeyChange, _terms(form, visitor.zone))
+            terms = _terms(form, visitor.zone)
+            if form.text("expires_at") == (
+                key_row(key.view).entered(visitor.zone)["expires_at"] or None
+            ):
+                # The form has days only: the same day keeps the moment as it is.
+                del terms["expires_at"]
+            body = read_body(keys.KeyChange, terms)
             act = functools.partial(keys.change, key=str(key_id), body=body)
             await request.services.database.write(
                 lambda connection: act(connection, visitor.author())
@@ -126,14 +152,14 @@ class KeyPages(Controller):
     async def rotate(
         self, request: ApiRequest, visitor: CurrentVisitor, key_id: FromPath[int]
     ) -> Response[Any]:
-        key, form = await _find(request, visitor, key_id, "keys.write"), await read_form(request)
+        key, form = await _find_to_change(request, visitor, key_id), await read_form(request)
         pepper = request.services.pepper
         try:
-            author = _author(visitor, form)
+            author = author_once(visitor, form)
             body = read_body(keys.RotationBody, {"overlap_s": form.number("overlap_s") or 0})
 
             def make(connection: Connection) -> keys.NewKeyView | None:
-                if _is_sent_again(connection, author, None):
+                if is_sent_again(connection, author):
                     return None
                 return keys.rotate(connection, author, str(key_id), body, pepper=pepper)
 
@@ -148,7 +174,7 @@ class KeyPages(Controller):
     async def revoke(
         self, request: ApiRequest, visitor: CurrentVisitor, key_id: FromPath[int]
     ) -> Redirect:
-        await _find(request, visitor, key_id, "keys.write")
+        await _find_to_change(request, visitor, key_id)
         await request.services.database.write(
             lambda connection: keys.revoke(connection, visitor.author(), str(key_id))
         )
@@ -165,13 +191,13 @@ async def _account(request: ApiRequest, visitor: Visitor) -> Account:
     return found
 
 
-async def _find(request: ApiRequest, visitor: Visitor, key_id: int, act: Act) -> KeyView:
+async def _find(request: ApiRequest, visitor: Visitor, key_id: int, act: Act) -> FoundKey:
     """Find a key with which the visitor may do an act. Raise ``NotFound``.
 
     Keys of administrators are managed by operators only.
     """
 
-    def read(connection: Connection) -> KeyView | None:
+    def read(connection: Connection) -> FoundKey | None:
         try:
             found = key_by_id(connection, key_id)
         except LookupError:
@@ -180,7 +206,7 @@ async def _find(request: ApiRequest, visitor: Visitor, key_id: int, act: Act) ->
             return None
         if visitor.role is None and "admin" in found.scopes:
             return None
-        return keys.show(connection, found.id)
+        return FoundKey(keys.show(connection, found.id), found.account_id)
 
     found = await request.services.database.read(read)
     if found is None:
@@ -188,18 +214,13 @@ async def _find(request: ApiRequest, visitor: Visitor, key_id: int, act: Act) ->
     return found
 
 
-def _author(visitor: Visitor, form: FormValues) -> Author:
-    """Return the author of the one act that a form does: its call is that of the form."""
-    once = form.text("once")
-    if once is None or not is_id(CALL_PREFIX, once):
-        return visitor.author()
-    return replace(visitor.author(), call_id=once)
-
-
-def _is_sent_again(connection: Connection, author: Author, account_id: int | None) -> bool:
-    """Whether a form has done its act before: reloading the page with a secret sends it again."""
-    wanted = AuditFilter(call_id=author.call_id, account_id=account_id)
-    return bool(list_events(connection, wanted, limit=1))
+async def _find_to_change(request: ApiRequest, visitor: Visitor, key_id: int) -> FoundKey:
+    """Find a key that the visitor may change. Raise ``NotFound``, and ``ProofNeeded`` for a key of
+    administrators."""
+    found = await _find(request, visitor, key_id, "keys.write")
+    if "admin" in found.view["scopes"]:
+        await require_proof(request)
+    return found
 
 
 def _unknown_key() -> NotFound:
@@ -226,7 +247,14 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scopes(form: FormValues) -> list[str]:
-    return [scope for scope in ("inference", "read") if form.text(scope)]
+    return [scope for scope in ("inference", "read", "admin") if form.text(scope)]
+
+
+async def _require_administrator(request: ApiRequest, visitor: Visitor) -> None:
+    """Raise unless the visitor may create keys of administrators, and has proved who it is."""
+    if not visitor.may("admin_keys.write"):
+        raise no_page()
+    await require_proof(request)
 
 
 async def _form_page(
@@ -247,18 +275,19 @@ async def _form_page(
         problems=problems_of(error),
         mistake=error.message if error else None,
         models=request.services.live.names(),
-        once=new_id(CALL_PREFIX),
+        once=new_once(),
+        roles=ROLES if visitor.may("admin_keys.write") else (),
     )
 
 
 async def _key_page(
     request: ApiRequest,
     visitor: Visitor,
-    key: KeyView,
+    key: FoundKey,
     values: Mapping[str, str] | None = None,
     error: TollgateError | None = None,
 ) -> Response[str]:
-    row = key_row(key)
+    row = key_row(key.view)
     return await page(
         request,
         visitor,
@@ -270,9 +299,9 @@ async def _key_page(
         problems=problems_of(error),
         mistake=error.message if error else None,
         overlaps=OVERLAPS,
-        may_write=visitor.role is not None or row.account == visitor.account,
+        may_write=visitor.may("keys.write", key.account_id),
         models=request.services.live.names(),
-        once=new_id(CALL_PREFIX),
+        once=new_once(),
     )
 
 

@@ -1,9 +1,10 @@
-"""Budgets and rate limits of an account: what will be refused soon, and why."""
+"""Budgets, rate limits and storage of an account: what will be refused soon, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 from litestar import Controller, Response, get, post
 from litestar.params import FromPath
@@ -12,19 +13,43 @@ from sqlalchemy import Connection
 
 from gateway.accounts.accounts import Account
 from gateway.accounts.budgets import WINDOWS
+from gateway.accounts.cancelled import CancelledTime
+from gateway.accounts.limits import Limit, list_limits
+from gateway.accounts.rates import LimitUsage, Rate, rates_of
 from gateway.api.http.bodies import read_body
 from gateway.api.http.request import ApiRequest
+from gateway.checks.decoding import read_id
 from gateway.console.answers import see_other
 from gateway.console.guards import needs
 from gateway.console.queries import FormValues, Query, problems_of, read_form
 from gateway.console.rendering import page
+from gateway.console.running.asking import asked
 from gateway.console.scope import one_account
-from gateway.console.views.budgets import budget_row
+from gateway.console.views.limits import LimitRow, budget_row, limit_rows
 from gateway.console.visitors import CurrentVisitor, Visitor
-from gateway.errors import NotFound, TollgateError
-from gateway.operations import budgets, limits
+from gateway.errors import NotFound, TollgateError, Unavailable
+from gateway.ledger.concurrency import open_by_key
+from gateway.operations import budgets, limits, storage
 from gateway.operations.budgets import BudgetView
-from gateway.operations.limits import RateLimitView
+from gateway.operations.limits import RateLimitBody, RateLimitView
+from gateway.operations.storage import StorageLimitBody, StorageView
+
+NUMBERS: Final = (
+    "requests_per_minute",
+    "tokens_per_minute",
+    "concurrent",
+    "cancelled_seconds_per_hour",
+)
+FORMS: Final = ("budget", "rate", "storage")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    account: Account
+    budgets: Sequence[BudgetView]
+    limits: Sequence[Limit]
+    opened: Mapping[tuple[int, str], int]
+    storage: StorageView
 
 
 class LimitPages(Controller):
@@ -33,6 +58,84 @@ class LimitPages(Controller):
     @get(guards=[needs("budgets.read")])
     async def index(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
         return await _limits_page(request, visitor)
+
+    @post("/rates", guards=[needs("limits.write")])
+    async def set_rates(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[Any]:
+        form, named = await read_form(request), Query(request).text("account")
+        try:
+            numbers = {name: form.number(name) for name in ("key", *NUMBERS)}
+            sent = {"model": form.text("model"), **numbers}
+            author = visitor.author(form.text("reason") or "")
+
+            def put(connection: Connection) -> Account:
+                account = one_account(connection, visitor, named)
+                given = {name: value for name, value in sent.items() if value is not None}
+                body = read_body(RateLimitBody, {"account": account.id, **given})
+                limits.put(connection, author, body)
+                return account
+
+            account = await request.services.database.write(put)
+        except TollgateError as error:
+            return await _limits_page(request, visitor, form.values(), error, of="rate")
+        return see_other(f"/console/limits?account=id:{account.id}#rates")
+
+    @get("/rates/remove", guards=[needs("limits.write")])
+    async def removal(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
+        """Show what removing a limit will do."""
+        query, settings = Query(request), request.services.settings
+        key, model = _place(query)
+
+        def read(connection: Connection) -> tuple[Account, RateLimitView | None]:
+            account = one_account(connection, visitor, query.text("account"))
+            found = limits.of_account(connection, account)
+            place = (key, model)
+            return account, next((e for e in found if (e["key"], e["model"]) == place), None)
+
+        account, limit = await request.services.database.read(read)
+        if limit is None:
+            raise NotFound("not_found", f"{account.name} has no such limit.")
+        return await page(
+            request,
+            visitor,
+            "limit_remove.html",
+            title=f"Remove a limit of {account.name}",
+            account=account,
+            limit=limit,
+            default=settings.key_concurrent if key else settings.account_concurrent,
+            cancelled=settings.cancelled_seconds_per_hour,
+        )
+
+    @post("/rates/remove", guards=[needs("limits.write")])
+    async def remove_rates(self, request: ApiRequest, visitor: CurrentVisitor) -> Redirect:
+        query, form = Query(request), await read_form(request)
+        author, (key, model) = visitor.author(form.text("reason") or ""), _place(query)
+
+        def drop(connection: Connection) -> Account:
+            account = one_account(connection, visitor, query.text("account"))
+            limits.remove(connection, author, f"id:{account.id}", key=key, model=model)
+            return account
+
+        account = await request.services.database.write(drop)
+        return see_other(f"/console/limits?account=id:{account.id}#rates")
+
+    @post("/storage", guards=[needs("limits.write")])
+    async def set_storage(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[Any]:
+        form, named = await read_form(request), Query(request).text("account")
+        settings = request.services.settings
+        try:
+            sent = {"files": form.number("files"), "bytes": form.number("bytes")}
+            author = visitor.author(form.text("reason") or "")
+
+            def put(connection: Connection) -> Account:
+                account = one_account(connection, visitor, named)
+                body = read_body(StorageLimitBody, {"account": account.id, **sent})
+                storage.put(connection, author, body, settings)
+                return account
+
+            account = await request.services.database.write(put)
+        except TollgateError as error:
+            return await _limits_page(request, visitor, form.values(), error, of="storage")
+        return see_other(f"/console/limits?account=id:{account.id}#storage")
 
     @post(guards=[needs("budgets.write")])
     async def create(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[Any]:
@@ -112,44 +215,99 @@ def _of(connection: Connection, visitor: Visitor, named: str | None, budget_id: 
     return account
 
 
+def _place(query: Query) -> tuple[int | None, str | None]:
+    """Return the key and the model of a limit. Raise ``NotFound`` if the key is not a number."""
+    key = query.text("key")
+    if key is not None and read_id(key) is None:
+        raise NotFound("not_found", f"There is no key {key!r}.")
+    return None if key is None else read_id(key), query.text("model")
+
+
 async def _limits_page(
     request: ApiRequest,
     visitor: Visitor,
     values: Mapping[str, str] | None = None,
     error: TollgateError | None = None,
+    *,
+    of: Literal["budget", "rate", "storage"] = "budget",
 ) -> Response[str]:
-    named = Query(request).text("account")
+    """Show the page; ``of`` is the form whose mistake is ``error``."""
+    named, services = Query(request).text("account"), request.services
 
-    def read(connection: Connection) -> tuple[Account, list[BudgetView], list[RateLimitView]]:
+    def read(connection: Connection) -> _Found:
         account = one_account(connection, visitor, named)
-        found = budgets.of_account(connection, account)
-        return account, found, limits.of_account(connection, account)
+        return _Found(
+            account,
+            budgets.of_account(connection, account),
+            list_limits(connection, account.id),
+            open_by_key(connection, account.id),
+            storage.of_account(connection, account, services.settings),
+        )
 
-    account, found, rates = await request.services.database.report(
-        read, account_id=visitor.account_id
-    )
-    rows = [budget_row(each) for each in found]
+    found = await services.database.report(read, account_id=visitor.account_id)
+    account = found.account
+    rows = [budget_row(each, account.name) for each in found.budgets]
+    used, cancelled_s = await _use(request, found)
+    rates = limit_rows(found.limits, used=used, opened=found.opened, cancelled_s=cancelled_s)
     return await page(
         request,
         visitor,
         "limits.html",
-        title=_title(account, sum(row.is_used_up for row in rows)),
+        title=_title(account, sum(row.is_used_up for row in rows), sum(e.is_full for e in rates)),
         status=error.http_status if error else 200,
         account=account,
         rows=rows,
         rates=rates,
+        use_is_known=used is not None,
+        storage=found.storage,
         windows=WINDOWS,
-        values=values or {"window": "day", "hard": "yes"},
-        problems=problems_of(error),
-        mistake=error.message if error else None,
+        models=services.live.names(),
+        values=values if values and of == "budget" else {"window": "day", "hard": "yes"},
+        rate_values=values if values and of == "rate" else _chosen(request, rates),
+        storage_values=values or {} if of == "storage" else {},
+        problems={name: problems_of(error) if name == of else {} for name in FORMS},
+        mistakes={name: error.message if error and name == of else None for name in FORMS},
         may_write=visitor.may("budgets.write", account.id),
+        may_limit=visitor.may("limits.write", account.id),
     )
 
 
-def _title(account: Account, used_up: int) -> str:
-    if not used_up:
-        return f"No budget of {account.name} is used up"
-    return f"{used_up} budget{'' if used_up == 1 else 's'} of {account.name} used up"
+async def _use(
+    request: ApiRequest, found: _Found
+) -> tuple[Sequence[LimitUsage] | None, int | None]:
+    """Ask the queue server what is used of an account's limits; None if it does not answer."""
+    services = request.services
+    rates = rates_of(found.limits)
+    if not any(each.cancelled_seconds_per_hour for each in found.limits):
+        return (await _looked(request, rates)), None
+    server = services.queue_server
+    cancelled = CancelledTime(server.redis, namespace=server.namespace, default_s=None)
+    return await _looked(request, rates), await asked(cancelled.used_s(found.account.id))
+
+
+async def _looked(request: ApiRequest, rates: Sequence[Rate]) -> Sequence[LimitUsage] | None:
+    try:
+        return await asked(request.services.rates.look(rates))
+    except Unavailable:
+        return None
+
+
+def _chosen(request: ApiRequest, rates: Sequence[LimitRow]) -> Mapping[str, str]:
+    """Return the values of the limit that the address names, to change it."""
+    query = Query(request)
+    place = (query.text("key") or "", query.text("model") or "")
+    if not any(place):
+        return next((e.values for e in rates if e.key is None and e.model is None), {})
+    found = (e for e in rates if (e.values["key"], e.values["model"]) == place)
+    return next((each.values for each in found), {"key": place[0], "model": place[1]})
+
+
+def _title(account: Account, used_up: int, full: int) -> str:
+    if not used_up and not full:
+        return f"No limit of {account.name} is used up"
+    parts = [(used_up, "budget"), (full, "rate limit")]
+    words = " and ".join(f"{n} {name}{'' if n == 1 else 's'}" for n, name in parts if n)
+    return f"{words} of {account.name} used up"
 
 
 HANDLERS: Final[list[Any]] = [LimitPages]

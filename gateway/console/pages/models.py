@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, cast, get_args
+from urllib.parse import urlencode
 
 from litestar import Controller, Response, get
 from litestar.params import FromPath
@@ -13,15 +14,26 @@ from sqlalchemy import Connection
 
 from gateway.accounts.accounts import account_names
 from gateway.api.http.request import ApiRequest
+from gateway.billing.usage.report import Filters, read_span, usage
+from gateway.catalog.availability import availability
 from gateway.catalog.listing import batch_view, entry_view
-from gateway.catalog.picking.filters import CatalogFilters, choose, facets, read_sort, read_words
-from gateway.catalog.picking.pick import pick, read_wish
+from gateway.catalog.picking.filters import (
+    CatalogFilters,
+    choose,
+    facets,
+    read_sort,
+    read_words,
+    route_of,
+)
+from gateway.catalog.picking.pick import RESULTS, pick, read_wish
 from gateway.catalog.schema import CatalogEntry
-from gateway.catalog.tasks import TASKS, Task
+from gateway.catalog.tasks import TASKS, Modality, Task
 from gateway.catalog.views import PickView
 from gateway.console.guards import needs
 from gateway.console.queries import Query
 from gateway.console.rendering import page
+from gateway.console.views.files import TableFile
+from gateway.console.views.formats import duration
 from gateway.console.views.models import (
     ICONS,
     model_row,
@@ -32,9 +44,22 @@ from gateway.console.views.models import (
     shell_json,
     speed_rows,
 )
+from gateway.console.views.money import SumRow, sum_total
+from gateway.console.views.offers import (
+    COMPARED_MAX,
+    SIZE_LABELS,
+    VersionRow,
+    calculate,
+    compared,
+    drawn_until,
+    read_quantity,
+    read_sizes,
+    rows_of,
+    version_rows,
+)
 from gateway.console.visitors import CurrentVisitor, Visitor
 from gateway.errors import InvalidRequest, unknown_model
-from gateway.ledger.prices import LIST, PricePeriod, price_periods_of
+from gateway.ledger.prices import LIST, price_periods_of, read_price
 from gateway.performance import WINDOWS, Window, output_kind
 
 PROMPT: Final = {"prompt": "a lighthouse at dusk"}
@@ -74,22 +99,28 @@ class ModelPages(Controller):
     async def index(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
         query, services = Query(request), request.services
         offers = Offers(request, visitor)
-        entries = offers.entries
+        entries, sizes = offers.entries, read_sizes(query)
         announcements = services.requests.health.announcements
         seconds = await services.performance.median_seconds(services.live.names())
-        task = query.one_of("task", get_args(Task))
+        task, most = query.one_of("task", get_args(Task)), query.amount("most")
         filters = CatalogFilters(
             task=cast("Task | None", task),
+            makes=cast("Modality | None", query.one_of("makes", get_args(Modality))),
             vendor=query.text("vendor"),
+            route=query.text("route"),
+            good_for=query.text("good_for"),
+            language=query.text("language"),
+            voice=query.text("voice"),
             available=True if query.text("available") else None,
             words=read_words(query.text("q")),
         )
+        sort = read_sort(query.text("sort") or "name")
         chosen = choose(
             entries,
             announcements,
             filters,
             find=offers.find,
-            sort=read_sort(query.text("sort") or "name"),
+            sort=sort,
             seconds=seconds,
         )
         rows = [
@@ -100,9 +131,16 @@ class ModelPages(Controller):
                 for_operator=visitor.role is not None,
                 seconds=seconds.get(entry.name),
                 has_own_price=services.live.has_price_override(entry.name, offers.account_id),
+                sizes=sizes,
             )
             for entry in chosen
         ]
+        if most is not None:
+            rows = [row for row in rows if row.typical_nanos is not None]
+            rows = [row for row in rows if (row.typical_nanos or 0) <= most]
+        if sizes and sort in ("typical", "-typical"):
+            sign = -1 if sort == "-typical" else 1
+            rows.sort(key=lambda row: (row.typical_nanos is None, sign * (row.typical_nanos or 0)))
         available = sum(row.available for row in rows)
         # What runs now comes first; the order within is the one asked for.
         rows.sort(key=lambda row: not row.available)
@@ -112,33 +150,99 @@ class ModelPages(Controller):
             "models.html",
             title=f"{available} of {len(rows)} models are available",
             rows=rows,
+            as_file=TableFile(
+                "models",
+                (
+                    "name",
+                    "task",
+                    "also",
+                    "available",
+                    "reason",
+                    "typical_nanos",
+                    "typical",
+                    "prices",
+                    "seconds",
+                    "vendor",
+                    "good_for",
+                ),
+                rows,
+            ),
             total=len(entries),
             values=facets(entries),
+            options=_options(entries),
+            sizes=SIZE_LABELS,
+            compared_max=COMPARED_MAX,
             tasks=tuple(TASKS),
             sorts=SORTS,
             filters=query.values,
             healthy=services.requests.health.healthy,
         )
 
+    @get("/compare", guards=[needs("catalog.read")])
+    async def compare(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
+        query, offers, services = Query(request), Offers(request, visitor), request.services
+        asked = list(dict.fromkeys(request.query_params.getall("model", [])))
+        entries = [entry for name in asked if (entry := offers.find(name)) is not None]
+        seconds = await services.performance.median_seconds(services.live.names())
+        sizes = read_sizes(query)
+        models = []
+        for entry in entries[:COMPARED_MAX]:
+            missing = availability(entry, services.requests.health.announcements)
+            took = seconds.get(entry.name)
+            models.append(
+                compared(
+                    entry,
+                    offers.find,
+                    sizes=sizes,
+                    available=missing is None,
+                    reason=missing.reason if missing else None,
+                    measured="" if took is None else duration(int(took * 1_000_000)),
+                )
+            )
+        return await page(
+            request,
+            visitor,
+            "compare.html",
+            title=" or ".join(each.name for each in models) or "Which models?",
+            models=models,
+            rows=rows_of(models),
+            left_out=[entry.name for entry in entries[COMPARED_MAX:]],
+            sizes=SIZE_LABELS,
+            filters=query.values,
+        )
+
     @get("/models/{name:path}", guards=[needs("catalog.read")])
     async def show(
         self, request: ApiRequest, visitor: CurrentVisitor, name: FromPath[str]
     ) -> Response[str]:
-        services, offers = request.services, Offers(request, visitor)
+        services, offers, query = request.services, Offers(request, visitor), Query(request)
         entry = offers.find(name.lstrip("/"))
         if entry is None:
             raise unknown_model(name.lstrip("/"), listed="the list of models")
         mine = None if visitor.role else {LIST, *visitor.memberships}
 
-        def read(connection: Connection) -> tuple[list[PricePeriod], dict[int, str]]:
+        now, cache = datetime.now(UTC), services.live.prices
+
+        def read(connection: Connection) -> tuple[list[VersionRow], dict[int, str], SumRow]:
             found = [
                 each
                 for each in price_periods_of(connection, model=entry.name)
                 if mine is None or each.account_id in mine
             ]
-            return found, account_names(connection, {each.account_id for each in found})
+            history = version_rows(
+                entry,
+                offers.find,
+                price_versions(found, now),
+                found,
+                lambda price_id: read_price(connection, price_id, cache),
+            )
+            return (
+                history,
+                account_names(connection, {each.account_id for each in found}),
+                _used(connection, visitor, entry.name),
+            )
 
-        periods, names = await services.database.report(read, account_id=visitor.account_id)
+        history, names, used = await services.database.report(read, account_id=visitor.account_id)
         announcements = services.requests.health.announcements
         view = entry_view(
             entry, announcements, find=offers.find, for_operator=visitor.role is not None
@@ -155,9 +259,17 @@ class ModelPages(Controller):
             typical=order_text(view["typical_order"]),
             batch=batch_view(entry),
             has_own_price=services.live.has_price_override(entry.name, offers.account_id),
-            versions=price_versions(periods, datetime.now(UTC)),
+            history=history,
+            until=drawn_until(history, now),
+            calculation=calculate(entry, query),
+            chosen=query.values,
+            used=used,
             names=names,
-            served_by=[each for each in announcements if entry.name in each.models],
+            workers=[
+                each
+                for each in announcements
+                if entry.name in (*each.models, *each.loading, *each.unavailable)
+            ],
             load=services.requests.health.loads.get(entry.name),
             windows=tuple(WINDOWS),
             example=shell_json(view["examples"][0] if view["examples"] else PROMPT),
@@ -196,15 +308,21 @@ class ModelPages(Controller):
         entries = offers.entries
         found: PickView | None = None
         problem: InvalidRequest | None = None
+        results = RESULTS
         if query.values:
             seconds = await services.performance.median_seconds(services.live.names())
             try:
+                results = read_quantity(query, "results") or RESULTS
                 wish = read_wish(
                     entries,
                     task=query.text("task"),
                     role=query.text("role"),
                     text=query.text("q"),
                     budget_nanos=query.amount("budget"),
+                    available=query.text("available") is not None,
+                    language=query.text("language"),
+                    license=query.text("license"),
+                    seconds_max=read_quantity(query, "seconds"),
                 )
                 found = pick(
                     entries,
@@ -212,6 +330,7 @@ class ModelPages(Controller):
                     wish,
                     find=offers.find,
                     seconds=seconds,
+                    results=results,
                 )
             except InvalidRequest as error:
                 problem = error
@@ -223,11 +342,54 @@ class ModelPages(Controller):
             title=_pick_title(found, best["name"] if best else None),
             status=200 if problem is None else problem.http_status,
             found=found,
+            languages=_options(entries)["language"],
+            licences=sorted({entry.license for entry in entries if entry.license}),
+            results=results,
+            may_play=visitor.account_id is not None and visitor.may("play.read"),
             problem=problem,
+            examples=_examples(entries),
             roles=sorted({role for entry in entries for role in entry.roles}),
             tasks=tuple(TASKS),
             filters=query.values,
         )
+
+
+def _options(entries: Sequence[CatalogEntry]) -> dict[str, list[str]]:
+    """Return the values of the filters that have no facet."""
+    return {
+        "makes": list(get_args(Modality)),
+        "route": sorted({route_of(entry) for entry in entries}),
+        "language": sorted({each for entry in entries for each in entry.known_languages}),
+        "voice": sorted({each for entry in entries for each in entry.known_voices}),
+    }
+
+
+def _used(connection: Connection, visitor: Visitor, model: str) -> SumRow:
+    """Return what was booked of a model in the last 30 days, in the account that is looked at."""
+    sees_all = visitor.role is not None and visitor.account_id is None
+    accounts = None if sees_all else (visitor.account_id or 0,)
+    filters = Filters(account_ids=accounts, models=(model,))
+    span = read_span(None, None, visitor.zone, now=datetime.now(UTC))
+    return sum_total(usage(connection, span, ["model"], filters))
+
+
+EXAMPLES: Final[Sequence[tuple[str, Mapping[str, str]]]] = (
+    ("product photos, at most $0.05", {"q": "product photos", "budget": "0.05"}),
+    ("a talking portrait", {"q": "talking portrait"}),
+    ("chat with tools", {"task": "text-generation", "q": "tools"}),
+)
+
+
+def _examples(entries: Sequence[CatalogEntry]) -> list[tuple[str, str]]:
+    """Return questions to the picker that this catalog has words for, with their addresses."""
+    found = []
+    for text, asked in EXAMPLES:
+        try:
+            read_wish(entries, task=asked.get("task"), text=asked["q"])
+        except InvalidRequest:
+            continue
+        found.append((text, urlencode(asked)))
+    return found
 
 
 def _pick_title(found: PickView | None, best: str | None) -> str:

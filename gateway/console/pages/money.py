@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -23,11 +24,17 @@ from gateway.billing.reconciliation import (
 )
 from gateway.checks.decoding import read_id
 from gateway.console.answers import see_other
-from gateway.console.guards import needs, require_proof_of
+from gateway.console.guards import needs, require_proof, require_proof_of
+from gateway.console.jobs.pages import start_job
+from gateway.console.jobs.runner import Progress
+from gateway.console.jobs.store import ConsoleJob, NewJob, digest_of, find_latest
 from gateway.console.queries import ROWS, Query, problems_of, read_form
 from gateway.console.rendering import page
 from gateway.console.scope import account_of, one_account
+from gateway.console.views.evidence import open_requests_url
+from gateway.console.views.files import TableFile
 from gateway.console.views.formats import usd
+from gateway.console.views.limits import budget_urls
 from gateway.console.views.money import RULES
 from gateway.console.visitors import CurrentVisitor, Visitor
 from gateway.errors import InvalidRequest, TollgateError
@@ -45,7 +52,14 @@ KINDS: Final = (
     "chargeback",
     "rebate",
 )
+PROOF: Final = digest_of("ledger")
 CREDITS: Final = (("topup", "top-up: was paid for"), ("grant", "grant: a gift"))
+
+
+FILE_COLUMNS: Final = (
+    *("id", "kind", "amount_nanos", "balance_nanos", "requests", "request_id", "actor", "reason"),
+    "booked_at",
+)
 
 
 class MoneyPages(Controller):
@@ -68,9 +82,11 @@ class MoneyPages(Controller):
             "balance.html",
             title=f"{account.name} has {usd(account.available_nanos)} available",
             account=account,
+            holding=open_requests_url(account.name),
             lots=lots,
             debt=debt,
             budgets=budgets,
+            budget_urls=budget_urls(budgets, account.name),
             may_add=visitor.may("credit.write"),
         )
 
@@ -101,6 +117,28 @@ class MoneyPages(Controller):
             return await _credit_page(request, visitor, form.values(), error)
         return see_other(f"/console/ledger?account=id:{account.id}")
 
+    @get("/credit/chargeback", guards=[needs("credit.write")])
+    async def chargeback_form(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
+        """Show the form or, once it is filled in, what it would do."""
+        return await _chargeback_page(request, visitor)
+
+    @post("/credit/chargeback", guards=[needs("credit.write")])
+    async def charge_back(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[Any]:
+        form, named = await read_form(request), Query(request).text("account")
+        try:
+            body = _chargeback(form.values())
+            await require_proof(request)
+
+            def book(connection: Connection) -> Account:
+                account = one_account(connection, visitor, named)
+                credit.charge_back(connection, visitor.author(), f"id:{account.id}", body)
+                return account
+
+            account = await request.services.database.write(book)
+        except TollgateError as error:
+            return await _chargeback_page(request, visitor, form.values(), error)
+        return see_other(f"/console/ledger?account=id:{account.id}&kind=chargeback")
+
     @get("/ledger", guards=[needs("ledger.read")])
     async def ledger(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
         query = Query(request)
@@ -114,28 +152,31 @@ class MoneyPages(Controller):
 
         def read(
             connection: Connection,
-        ) -> tuple[Account | None, list[LedgerEntry], Reconciliation | None]:
+        ) -> tuple[Account | None, list[LedgerEntry], Reconciliation | None, ConsoleJob | None]:
             account = account_of(connection, visitor, query.text("account"))
             found = (
                 []
                 if account is None
-                else entries(connection, account.id, limit=ROWS + 1, below=below, kind=kind)
+                else entries(connection, account.id, limit=query.rows + 1, below=below, kind=kind)
             )
-            return account, found, last_reconciliation(connection)
+            job = find_latest(connection, "prove", PROOF)
+            return account, found, last_reconciliation(connection), job
 
-        account, found, proof = await request.services.database.report(
+        account, found, proof, job = await request.services.database.report(
             read, account_id=visitor.account_id
         )
-        more = str(found[ROWS - 1].id) if len(found) > ROWS else None
+        more = str(found[query.rows - 1].id) if len(found) > query.rows else None
         return await page(
             request,
             visitor,
             "ledger.html",
             title=_ledger_title(account, proof),
             account=account,
+            as_file=TableFile("ledger", FILE_COLUMNS, found[: query.rows], is_cut=more is not None),
             rows=found[:ROWS],
             kinds=KINDS,
             proof=proof,
+            job=job if visitor.may("ledger.write") else None,
             rules=RULES,
             filters=query.values,
             may_prove=visitor.may("ledger.write"),
@@ -169,9 +210,20 @@ class MoneyPages(Controller):
     @post("/ledger/prove", guards=[needs("ledger.write")])
     async def prove(self, request: ApiRequest, visitor: CurrentVisitor) -> Redirect:
         services = request.services
-        await run_reconciliation(
-            services.database, services.payment_provider, author=visitor.author()
+        job = NewJob(
+            kind="prove",
+            digest=PROOF,
+            starter=visitor.author().name,
+            act="ledger.write",
+            back="/console/ledger",
         )
+
+        async def work(_: Progress) -> None:
+            await run_reconciliation(
+                services.database, services.payment_provider, author=visitor.author()
+            )
+
+        await start_job(request, job, work)
         return see_other("/console/ledger")
 
 
@@ -194,6 +246,47 @@ async def _credit_page(
         account=account,
         values=values or {"reference": credit.new_reference(), "kind": "topup"},
         kinds=CREDITS,
+        problems=problems_of(error),
+        mistake=error.message if error else None,
+    )
+
+
+def _chargeback(values: Mapping[str, str]) -> credit.ChargebackBody:
+    """Read the form of a chargeback. Raise ``InvalidRequest``."""
+    sent = {name: values.get(name, "").strip() for name in ("amount", "reference", "reason")}
+    return read_body(credit.ChargebackBody, {**sent, "amount": sent["amount"].removeprefix("$")})
+
+
+async def _chargeback_page(
+    request: ApiRequest,
+    visitor: Visitor,
+    values: Mapping[str, str] | None = None,
+    error: TollgateError | None = None,
+) -> Response[str]:
+    query = Query(request)
+    account, debt = await request.services.database.read(
+        lambda connection: (
+            found := one_account(connection, visitor, query.text("account")),
+            owed(connection, found.id),
+        )
+    )
+    amount = None
+    if values is None and query.text("do") == "review":
+        try:
+            amount = _chargeback(query.values).amount
+        except TollgateError as refused:
+            error = refused
+    shown = values or query.values
+    return await page(
+        request,
+        visitor,
+        "money/chargeback.html",
+        title=f"Take a payment of {account.name} back",
+        status=error.http_status if error else 200,
+        account=account,
+        debt=debt,
+        amount=amount,
+        values={"reference": credit.new_reference(), **shown},
         problems=problems_of(error),
         mistake=error.message if error else None,
     )

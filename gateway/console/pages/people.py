@@ -134,7 +134,7 @@ class MemberPages(Controller):
     async def index(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
         return await _members_page(request, visitor)
 
-    @post(guards=[needs("members.write")])
+    @post(guards=[needs("members.write"), proved])
     async def invite(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[Any]:
         account, form = await _account(request, visitor, "members.write"), await read_form(request)
         try:
@@ -150,7 +150,7 @@ class MemberPages(Controller):
         back = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return see_other(back) if link is None else await _link_page(request, visitor, link, back)
 
-    @post("/{user_id:int}", guards=[needs("members.write")])
+    @post("/{user_id:int}", guards=[needs("members.write"), proved])
     async def change(
         self, request: ApiRequest, visitor: CurrentVisitor, user_id: FromPath[int]
     ) -> Response[Any]:

@@ -1,11 +1,8 @@
-"""Reports: usage by any dimension, margins, and monthly statements."""
+"""Reports: margins, and monthly statements."""
 
 from __future__ import annotations
 
 import asyncio
-import csv
-import io
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -19,56 +16,33 @@ from gateway.api.native.statements import read_month, statement_file
 from gateway.billing.statements.statement import Invoice, invoices_of, months_of, statement
 from gateway.billing.usage.report import Filters, Group, Span, read_span, usage
 from gateway.catalog.tasks import TASKS
+from gateway.checks.months import next_month, starts_at
 from gateway.console.guards import needs
 from gateway.console.queries import Query
 from gateway.console.rendering import page
 from gateway.console.scope import account_of, one_account
+from gateway.console.views.evidence import bookings_url, row_url, row_urls
+from gateway.console.views.files import TableFile
 from gateway.console.views.formats import usd
-from gateway.console.views.money import SumRow, sum_rows, sum_total
+from gateway.console.views.money import sum_rows, sum_total
 from gateway.console.visitors import CurrentVisitor, Visitor
 from gateway.errors import NotFound
 from gateway.operations.invoices import PAGE_FORMATS
 from gateway.operations.invoices import page as printed_page
-from gateway.pricing import format_usd
 
-GROUPS: Final = ("day", "month", "hour", "model", "task", "key")
 MARGIN_GROUPS: Final = ("model", "device", "account", "task", "day", "month")
 ROWS_MAX: Final = 1000
 """Rows of a report that a page shows; the file has all."""
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
-"""Starts of cells that spreadsheets compute."""
+
+
+MARGIN_COLUMNS: Final = (
+    *("requests", "cost_nanos", "refund_nanos", "net_nanos", "expense_nanos", "margin_nanos"),
+    "expensed",
+)
 
 
 class ReportPages(Controller):
     path = "/"
-
-    @get("/usage", guards=[needs("usage.read")])
-    async def usage(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[Any]:
-        query = Query(request)
-        groups = GROUPS if visitor.role is None else (*GROUPS, "account")
-        by = query.one_of("by", groups) or "day"
-        account, span, found = await _report(request, visitor, query, by)
-        rows, total = sum_rows(found), sum_total(found)
-        if query.text("format") == "csv":
-            return _csv(by, rows, name=f"usage-by-{by}")
-        of = f" of {account.name}" if account else ""
-        return await page(
-            request,
-            visitor,
-            "usage.html",
-            title=f"Usage{of}: {usd(total.net_nanos)}",
-            account=account,
-            span=span,
-            by=by,
-            groups=groups,
-            rows=rows[:ROWS_MAX],
-            cut=len(rows) > ROWS_MAX,
-            total=total,
-            most=max((row.net_nanos for row in rows), default=0),
-            tasks=tuple(TASKS),
-            filters=query.values,
-            csv=query.url(format="csv"),
-        )
 
     @get("/margins", guards=[needs("margins.read")])
     async def margins(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[Any]:
@@ -76,6 +50,8 @@ class ReportPages(Controller):
         by = query.one_of("by", MARGIN_GROUPS) or "model"
         account, span, found = await _report(request, visitor, query, by)
         rows, total = sum_rows(found), sum_total(found)
+        chosen = {name: query.text(name) for name in ("model", "task")}
+        chosen["account"] = account.name if account else None
         return await page(
             request,
             visitor,
@@ -85,7 +61,10 @@ class ReportPages(Controller):
             span=span,
             by=by,
             groups=MARGIN_GROUPS,
+            as_file=TableFile("margins", (f"labels.{by}", *MARGIN_COLUMNS), rows),
             rows=rows[:ROWS_MAX],
+            proofs=row_urls([row.labels for row in rows[:ROWS_MAX]], span, chosen),
+            proof=row_url({}, span, chosen),
             total=total,
             filters=query.values,
         )
@@ -136,6 +115,16 @@ class ReportPages(Controller):
             title=f"{account.name}, {name}: {usd(made.total_cents * 10_000_000)}",
             account=account,
             made=made,
+            proofs={
+                line.model: bookings_url(
+                    starts_at(name),
+                    starts_at(next_month(name)),
+                    account=account.name,
+                    model=line.model,
+                )
+                for line in made.lines
+                if line.model
+            },
             formats=tuple(PAGE_FORMATS),
         )
 
@@ -156,30 +145,6 @@ async def _report(
         return account, span, usage(connection, span, [by], filters)
 
     return await request.services.database.report(read, account_id=visitor.account_id)
-
-
-def _csv(by: str, rows: Sequence[SumRow], *, name: str) -> Response[bytes]:
-    """Return the rows of a page as a file. Cells that a spreadsheet would compute are quoted."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    units = sorted({unit for row in rows for unit in row.units})
-    writer.writerow([by, "requests", "cost", "refunded", "net_cost", *units])
-    for row in rows:
-        label = row.labels[by]
-        amounts = (row.cost_nanos, row.refund_nanos, row.net_nanos)
-        writer.writerow(
-            [
-                f"'{label}" if label.startswith(_FORMULA) else label,
-                row.requests,
-                *(format_usd(nanos) for nanos in amounts),
-                *(row.units.get(unit, 0) for unit in units),
-            ]
-        )
-    return Response(
-        text.getvalue().encode(),
-        media_type="text/csv; charset=utf-8",
-        headers={"Content-Disposition": f'attachment; filename="{name}.csv"'},
-    )
 
 
 HANDLERS: Final[list[Any]] = [ReportPages]

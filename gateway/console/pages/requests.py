@@ -1,98 +1,103 @@
-"""Requests: the list, one of them with its money and time, and what fails most."""
+"""One request with its money and time; it can be cancelled and refunded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from litestar import Controller, Response, get, post
 from litestar.params import FromPath
 from litestar.response import Redirect, Stream
-from sqlalchemy import Connection
 
-from gateway.accounts.accounts import Account, account_names, find_account
+from gateway.accounts.accounts import Account, find_account
 from gateway.api.http.bodies import read_body
 from gateway.api.http.media_views import EXPIRED, blob_of, media_of
 from gateway.api.http.request import ApiRequest
 from gateway.api.http.serving import BlobResponse, serve
-from gateway.api.native.usage import key_number
 from gateway.api.native.views import margin_view
 from gateway.billing.entries import charge_of
-from gateway.billing.usage.failures import Failures, count_failures
-from gateway.catalog.tasks import TASKS
 from gateway.console.answers import see_other
 from gateway.console.guards import needs, require_proof_of
-from gateway.console.queries import ROWS, Query, problems_of, read_form
+from gateway.console.live.open_request import texts_of
+from gateway.console.playground.code import code_of_input
+from gateway.console.playground.origins import NextTask, next_tasks
+from gateway.console.queries import problems_of, read_form
 from gateway.console.rendering import page
-from gateway.console.scope import account_of
+from gateway.console.views.events import request_events
+from gateway.console.views.files import attachment
 from gateway.console.views.formats import duration, usd
-from gateway.console.views.outputs import ShownOutput, shown_output
-from gateway.console.views.requests import STATUSES, money, phases, request_row
+from gateway.console.views.inputs import shown_input
+from gateway.console.views.outputs import ShownOutput, output_file, shown_output
+from gateway.console.views.prices import used_period
+from gateway.console.views.requests import money, phases, request_row
 from gateway.console.visitors import CurrentVisitor, Visitor
-from gateway.errors import Gone, InvalidRequest, NotFound, TollgateError
+from gateway.errors import Gone, NotFound, TollgateError
+from gateway.feedback.store import find as find_feedback
+from gateway.files.kept_inputs import kept_input
 from gateway.ledger.closed import ClosedRequest
+from gateway.ledger.prices import LIST, price_periods_of
 from gateway.operations import credit
 from gateway.performance import performance_view
-from gateway.requests.lookup import RequestFilter, RequestPage, request_not_found
+from gateway.requests.lookup import request_not_found
 from gateway.tasks.submission import OpenRequest
+from gateway.webhooks.deliveries import find_delivery
 from workers.contract.kinds import EXTENSIONS
-
-OUTCOMES: Final = ("charged", "released")
-FAILURE_DAYS: Final = 7
 
 
 class RequestPages(Controller):
     path = "/"
 
-    @get("/requests", guards=[needs("requests.read")])
-    async def index(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
-        query = Query(request)
-        if (sought := query.text("id")) is not None:
-            return see_other(f"/console/requests/{sought.strip()}")
-
-        def read(connection: Connection) -> tuple[Account | None, RequestFilter]:
-            account = account_of(connection, visitor, query.text("account"))
-            return account, _filter(connection, query, account, visitor.zone)
-
-        services = request.services
-        account, chosen = await services.database.read(read)
-        found = await services.requests.lookup.list(chosen, limit=ROWS, cursor=query.text("cursor"))
-        names = await _names(request, account, found)
-        return await page(
-            request,
-            visitor,
-            "requests.html",
-            title="Requests" if account is None else f"Requests of {account.name}",
-            account=account,
-            rows=[request_row(one, names) for one in found.items],
-            searched=found.next_cursor is not None and len(found.items) < ROWS,
-            archived=found.archived,
-            filters=query.values,
-            narrowed=bool(set(query.values) - {"cursor", "account"}),
-            statuses=STATUSES,
-            outcomes=OUTCOMES,
-            tasks=tuple(TASKS),
-            models=services.live.names(),
-            base_url=str(request.base_url).rstrip("/"),
-            pager=query.pages(found.next_cursor),
-        )
-
     @get("/requests/{request_id:str}", guards=[needs("requests.read")])
     async def show(
         self, request: ApiRequest, visitor: CurrentVisitor, request_id: FromPath[str]
     ) -> Response[str]:
-        owner, found = await _find(request, visitor, request_id)
+        owner, found = await find_seen(request, visitor, request_id)
         if isinstance(found, OpenRequest):
             return await _show_open(request, visitor, owner, found)
         return await _show_closed(request, visitor, owner, found)
+
+    @get("/requests/{request_id:str}/output", guards=[needs("requests.read")])
+    async def output(
+        self, request: ApiRequest, visitor: CurrentVisitor, request_id: FromPath[str]
+    ) -> Response[bytes]:
+        """The whole output as a file; media are files of their own."""
+        owner, _ = await find_seen(request, visitor, request_id)
+        if not visitor.may("contents.read", owner.id):
+            raise NotFound("not_found", "There is no such output.")
+        found = await request.services.requests.lookup.find(owner.id, request_id)
+        if not isinstance(found, ClosedRequest) or found.output is None:
+            raise Gone("blob_expired", EXPIRED)
+        return Response(
+            await asyncio.to_thread(output_file, found),
+            media_type="application/json",
+            headers=attachment(f"{request_id}-output.json"),
+        )
+
+    @get("/requests/{request_id:str}/cancel", guards=[needs("requests.write")])
+    async def cancel_form(
+        self, request: ApiRequest, visitor: CurrentVisitor, request_id: FromPath[str]
+    ) -> Response[str]:
+        """Show what cancelling will do."""
+        owner, found = await find_seen(request, visitor, request_id)
+        if not visitor.may("requests.write", owner.id):
+            raise request_not_found(request_id)
+        return await page(
+            request,
+            visitor,
+            "running/cancel.html",
+            title="Cancel a request",
+            owner=owner,
+            found=found,
+            is_open=isinstance(found, OpenRequest),
+            by_operator=False,
+        )
 
     @post("/requests/{request_id:str}/cancel", guards=[needs("requests.write")])
     async def cancel(
         self, request: ApiRequest, visitor: CurrentVisitor, request_id: FromPath[str]
     ) -> Redirect:
-        owner, _ = await _find(request, visitor, request_id)
-        await request.services.requests.cancel(owner.id, request_id)
+        await cancel_seen(request, visitor, request_id)
         return see_other(f"/console/requests/{request_id}")
 
     @get("/requests/{request_id:str}/refund", guards=[needs("credit.write")])
@@ -112,7 +117,7 @@ class RequestPages(Controller):
         database = request.services.database
         try:
             body = read_body(credit.RefundBody, sent)
-            _, found = await _find(request, visitor, request_id)
+            _, found = await find_seen(request, visitor, request_id)
             charged = found.cost_nanos if isinstance(found, ClosedRequest) else 0
             await require_proof_of(request, charged if body.amount is None else body.amount)
             archived = await credit.archived_charge(database, request.services.blobs, request_id)
@@ -133,7 +138,7 @@ class RequestPages(Controller):
         request_id: FromPath[str],
         position: FromPath[int],
     ) -> Response[Any] | Stream:
-        owner, _ = await _find(request, visitor, request_id)
+        owner, _ = await find_seen(request, visitor, request_id)
         if not visitor.may("contents.read", owner.id):
             raise NotFound("not_found", "There is no such output.")
         found = await request.services.requests.lookup.find(owner.id, request_id)
@@ -149,41 +154,8 @@ class RequestPages(Controller):
         answer.headers["Cross-Origin-Resource-Policy"] = "same-origin"
         return answer
 
-    @get("/failures", guards=[needs("requests.read")])
-    async def failures(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
-        query = Query(request)
-        now = datetime.now(UTC)
 
-        def read(connection: Connection) -> tuple[Account | None, Failures, datetime]:
-            account = account_of(connection, visitor, query.text("account"))
-            span = query.span(visitor.zone)
-            starts_at = span.starts_at if span else now - timedelta(days=FAILURE_DAYS)
-            found = count_failures(
-                connection,
-                account_id=account.id if account else None,
-                starts_at=starts_at,
-                ends_at=span.ends_at if span else now,
-            )
-            return account, found, starts_at
-
-        account, found, since = await request.services.database.report(
-            read, account_id=visitor.account_id
-        )
-        total = sum(group.requests for group in found.groups)
-        return await page(
-            request,
-            visitor,
-            "failures.html",
-            title=_failures_title(total, account, capped=found.capped),
-            account=account,
-            found=found,
-            since=since,
-            most=max((group.requests for group in found.groups), default=0),
-            filters=query.values,
-        )
-
-
-async def _find(
+async def find_seen(
     request: ApiRequest, visitor: Visitor, request_id: str
 ) -> tuple[Account, OpenRequest | ClosedRequest]:
     """Find a request and its account. Raise ``NotFound`` unless the visitor may see it."""
@@ -196,50 +168,28 @@ async def _find(
     return owner, found
 
 
-def _filter(
-    connection: Connection, query: Query, account: Account | None, zone: str
-) -> RequestFilter:
-    span = query.span(zone)
-    key = query.text("key")
-    if key is not None and account is None:
-        raise InvalidRequest(
-            "invalid_value", "Choose an account to filter by one of its keys.", param="key"
-        )
-    tag, _, value = (query.text("tag") or "").partition("=")
-    return RequestFilter(
-        account.id if account else None,
-        model=query.text("model"),
-        status=query.one_of("status", STATUSES),
-        task=query.one_of("task", tuple(TASKS)),
-        key_id=key_number(connection, account.id, key) if key and account else None,
-        outcome=query.one_of("outcome", OUTCOMES),
-        starts_at=span.starts_at if span else None,
-        ends_at=span.ends_at if span else None,
-        tags={tag: value} if tag else {},
-    )
-
-
-async def _names(
-    request: ApiRequest, account: Account | None, found: RequestPage
-) -> Mapping[int, str]:
-    """Return the names of the accounts on a page."""
-    if account is not None:
-        return {account.id: account.name}
-    ids = {one.account_id for one in found.items}
-    return await request.services.database.read(lambda connection: account_names(connection, ids))
+async def cancel_seen(request: ApiRequest, visitor: Visitor, request_id: str) -> None:
+    """Cancel a request. Raise ``NotFound`` unless the visitor may do that in its account."""
+    owner, _ = await find_seen(request, visitor, request_id)
+    if not visitor.may("requests.write", owner.id):
+        raise request_not_found(request_id)
+    await request.services.requests.cancel(owner.id, request_id)
 
 
 async def _show_open(
     request: ApiRequest, visitor: Visitor, owner: Account, found: OpenRequest
 ) -> Response[str]:
-    waiting = "" if found.position is None else f", {found.position} ahead of it"
+    texts = await texts_of(request.services, found, sees_worker=visitor.role is not None)
     return await page(
         request,
         visitor,
         "request_open.html",
-        title=f"{found.status.capitalize()}{waiting}: {found.model} holds {usd(found.hold_nanos)}",
+        title=texts["title"],
+        live=1,
+        texts=texts,
         owner=owner,
         row=request_row(found, {owner.id: owner.name}),
+        key=await request.services.requests.lookup.key(found.request_id),
         deadline_at=found.deadline_at,
     )
 
@@ -249,17 +199,32 @@ async def _show_closed(
 ) -> Response[str]:
     services = request.services
     receipt = await services.requests.lookup.receipt(owner.id, found.request_id)
-    entry = await services.database.read(
-        lambda connection: charge_of(connection, owner.id, found.request_id)
+    entry, delivery, periods, feedback = await services.database.read(
+        lambda connection: (
+            charge_of(connection, owner.id, found.request_id),
+            find_delivery(connection, found.request_id, account_id=owner.id),
+            [
+                period
+                for account_id in (LIST, owner.id)
+                for period in price_periods_of(connection, model=found.model, account_id=account_id)
+            ],
+            find_feedback(connection, owner.id, found.request_id),
+        )
     )
     sees_contents = visitor.may("contents.read", owner.id)
     shown: ShownOutput | None = None
-    problem = None
+    problem, output_bytes = None, 0
     if sees_contents:
         try:
-            shown = shown_output(await services.requests.lookup.with_output(found))
+            whole = await services.requests.lookup.with_output(found)
+            shown = shown_output(whole)
+            if shown is not None and shown.cut:
+                output_bytes = len(await asyncio.to_thread(output_file, whole))
         except TollgateError as error:
             problem = error.message
+    kept = None
+    if sees_contents:
+        kept = await kept_input(services.media, owner.id, found.request_id)
     offered = services.live.entry(found.model)
     slo = offered.slo if offered and found.service_class == "standard" else None
     returned = sum(refund.amount_nanos for refund in receipt.refunds)
@@ -275,6 +240,7 @@ async def _show_closed(
         refunds=receipt.refunds,
         steps=receipt.steps,
         entry=entry,
+        delivery=delivery if visitor.may("webhooks.read", owner.id) else None,
         phases=phases(found.timings),
         speed=performance_view(
             found.timings,
@@ -287,10 +253,33 @@ async def _show_closed(
             margin_view(found, returned, services.live.expense_rates) if visitor.role else None
         ),
         sees_contents=sees_contents,
+        asked=None if kept is None else shown_input(kept),
         output=shown,
+        goes_on=_goes_on(request, visitor, owner) if shown else {},
         output_problem=problem,
+        output_bytes=output_bytes,
+        key=await services.requests.lookup.key(found.request_id),
+        period=used_period(periods, found.price_id, found.accepted_at),
+        events=request_events(
+            found,
+            receipt.refunds,
+            delivery if visitor.may("webhooks.read", owner.id) else None,
+        ),
+        code=None if kept is None else code_of_input(str(request.base_url).rstrip("/"), kept),
         refundable=found.cost_nanos - returned,
+        feedback=feedback,
+        may_rate=visitor.may("requests.write", owner.id),
     )
+
+
+def _goes_on(
+    request: ApiRequest, visitor: Visitor, owner: Account
+) -> Mapping[str, Sequence[NextTask]]:
+    """Return what the playground can make of outputs, by their kind."""
+    if visitor.account_id != owner.id or not visitor.may("play.write"):
+        return {}
+    entries = request.services.live.entries(owner.id)
+    return {kind: list(next_tasks(entries, kind)) for kind in ("image", "video")}
 
 
 async def _refund_page(
@@ -300,7 +289,7 @@ async def _refund_page(
     values: Mapping[str, str] | None = None,
     error: TollgateError | None = None,
 ) -> Response[str]:
-    owner, _ = await _find(request, visitor, request_id)
+    owner, _ = await find_seen(request, visitor, request_id)
     receipt = await request.services.requests.lookup.receipt(owner.id, request_id)
     account = money(receipt)
     return await page(
@@ -323,13 +312,6 @@ def _title(found: ClosedRequest) -> str:
     if found.cost_nanos:
         return f"Charged {usd(found.cost_nanos)} in {took}: {found.model}"
     return f"{found.status.capitalize()}, free, after {took}: {found.model}"
-
-
-def _failures_title(total: int, account: Account | None, *, capped: bool) -> str:
-    of = f" of {account.name}" if account else ""
-    if not total:
-        return f"Nothing{of} failed"
-    return f"{'More than ' if capped else ''}{total} request{'' if total == 1 else 's'}{of} failed"
 
 
 HANDLERS: Final[list[Any]] = [RequestPages]

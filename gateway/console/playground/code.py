@@ -1,30 +1,63 @@
-"""A call as code: what the form sends, as curl, Python and JavaScript, without a key. Pure."""
+"""A call as code: what the form sends, as curl, Python and JavaScript, without a key. Pure.
+
+Files are read from the working directory by the names that they were uploaded with.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from gateway.files.sources import SentSource
+from gateway.files.kept_inputs import KeptInput
+from gateway.files.sources import SentSource, StoredSource
+from workers.contract.jobs import BlobRef
+from workers.contract.kinds import EXTENSIONS
 
-FILE: Final = "data:;base64,…"
-"""What stands for the bytes of a file in code."""
+_MARK: Final = "file:\N{REPLACEMENT CHARACTER}"
+"""What precedes the name of a file in the body, until the language's own expression reads it."""
+_FILE: Final = re.compile(rf'(["\']){_MARK}([\w.-]+)\1', re.ASCII)
+_UNSAFE: Final = re.compile(r"[^\w.-]+", re.ASCII)
 
 
 def code_of(base_url: str, body: Mapping[str, Any]) -> dict[str, str]:
     """Return the same call by name of the language."""
     shown = _without_bytes(body)
-    path = "/v1/requests"
     if "messages" in shown["input"]:
         # Chat is called as by any other client.
-        path, shown = "/v1/chat/completions", {"model": shown["model"], **shown["input"]}
+        chat = {"model": shown["model"], **shown["input"]}
+        url = f"{base_url}/v1/chat/completions"
+        text = json.dumps(chat, ensure_ascii=False, indent=2)
+        return {
+            "curl": _curl(url, text),
+            "Python": _python_call(url, chat),
+            "JavaScript": _javascript_call(url, text),
+        }
+    url = f"{base_url}/v1/requests"
     text = json.dumps(shown, ensure_ascii=False, indent=2)
     return {
-        "curl": _curl(base_url + path, text),
-        "Python": _python(base_url + path, shown),
-        "JavaScript": _javascript(base_url + path, text),
+        "curl": _curl_order(url, text),
+        "Python": _python_order(url, shown),
+        "JavaScript": _javascript_order(url, text),
     }
+
+
+def code_of_input(base_url: str, kept: KeptInput) -> dict[str, str]:
+    """Return the call that sends the same as an earlier request did."""
+    sent = _with_attachments(kept.input, kept.attachments)
+    return code_of(base_url, {"model": kept.model, "task": kept.task, "input": sent})
+
+
+def _with_attachments(value: Any, attachments: Sequence[BlobRef]) -> Any:
+    """Return an input with the files in place of their numbers."""
+    if isinstance(value, Mapping):
+        if set(value) == {"attachment"} and isinstance(place := value["attachment"], int):
+            return attachments[place] if 0 <= place < len(attachments) else ""
+        return {name: _with_attachments(one, attachments) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_attachments(one, attachments) for one in value]
+    return value
 
 
 def _without_bytes(value: Any) -> Any:
@@ -32,25 +65,52 @@ def _without_bytes(value: Any) -> Any:
         return {name: _without_bytes(one) for name, one in value.items()}
     if isinstance(value, list):
         return [_without_bytes(one) for one in value]
-    return FILE if isinstance(value, SentSource) else value
+    if isinstance(value, SentSource):
+        return f"{_MARK}{_UNSAFE.sub('_', value.filename) or 'file'}"
+    if isinstance(value, BlobRef):
+        return f"{_MARK}sent.{EXTENSIONS.get(value.content_type, 'bin')}"
+    if isinstance(value, StoredSource):
+        extension = EXTENSIONS.get(value.blob.content_type, "bin")
+        return f"{_MARK}output.{extension}"
+    # No text of the form is taken for a file.
+    return value.replace(_MARK, "file:") if isinstance(value, str) else value
 
 
-def _curl(url: str, text: str) -> str:
-    quoted = text.replace("'", "'\\''")
+def _with_files(text: str, expression: Callable[[str], str]) -> str:
+    return _FILE.sub(lambda found: expression(found[2]), text)
+
+
+def _curl(url: str, text: str, options: str = "") -> str:
+    quoted = _with_files(
+        text.replace("'", "'\\''"), lambda name: f"\"data:;base64,'$(base64 -w0 < {name})'\""
+    )
     return (
-        f"curl {url} \\\n"
+        f"curl {options}{url} \\\n"
         '  -H "Authorization: Bearer $TOLLGATE_API_KEY" \\\n'
         '  -H "Content-Type: application/json" \\\n'
         f"  -d '{quoted}'"
     )
 
 
-def _python(url: str, body: Mapping[str, Any]) -> str:
+def _curl_order(url: str, text: str) -> str:
+    """Order, and then follow the events, of which the last one has the output."""
+    order = _curl(url, text, "-s ")
+    return (
+        f'id=$({order} \\\n  | sed -n \'s/.*"id": *"\\(req_[0-9a-f]*\\)".*/\\1/p\')\n'
+        f"curl -sN {url}/$id/events \\\n"
+        '  -H "Authorization: Bearer $TOLLGATE_API_KEY"'
+    )
+
+
+_PYTHON_HEADERS: Final = '{"Authorization": f"Bearer {os.environ[\'TOLLGATE_API_KEY\']}"}'
+
+
+def _python_call(url: str, body: Mapping[str, Any]) -> str:
     return (
         "import os\n\nimport httpx\n\n"
         "answer = httpx.post(\n"
         f"    {url!r},\n"
-        '    headers={"Authorization": f"Bearer {os.environ[\'TOLLGATE_API_KEY\']}"},\n'
+        f"    headers={_PYTHON_HEADERS},\n"
         f"    json={body!r},\n"
         "    timeout=120,\n"
         ")\n"
@@ -58,15 +118,66 @@ def _python(url: str, body: Mapping[str, Any]) -> str:
     )
 
 
-def _javascript(url: str, text: str) -> str:
+def _python_order(url: str, body: Mapping[str, Any]) -> str:
+    sent = _with_files(repr(body), lambda name: f'data_uri("{name}")')
+    reads = (
+        ""
+        if sent == repr(body)
+        else (
+            "\n\ndef data_uri(name):\n"
+            '    with open(name, "rb") as file:\n'
+            '        return "data:;base64," + base64.b64encode(file.read()).decode()\n\n'
+        )
+    )
+    imports = "import base64\n" if reads else ""
+    return (
+        f"{imports}import os\nimport time\n\nimport httpx\n{reads}\n"
+        f"client = httpx.Client(headers={_PYTHON_HEADERS})\n"
+        f"ordered = client.post({url!r}, json={sent}).raise_for_status().json()\n"
+        'while ordered["status"] in ("queued", "running"):\n'
+        "    time.sleep(0.5)\n"
+        f'    ordered = client.get({url + "/"!r} + ordered["id"]).json()\n'
+        'print(ordered["status"], ordered["cost"], ordered["output"])'
+    )
+
+
+_JAVASCRIPT_HEADERS: Final = (
+    "{\n"
+    '  "Authorization": `Bearer ${process.env.TOLLGATE_API_KEY}`,\n'
+    '  "Content-Type": "application/json",\n'
+    "}"
+)
+
+
+def _javascript_call(url: str, text: str) -> str:
     return (
         f"const answer = await fetch({json.dumps(url)}, {{\n"
         '  method: "POST",\n'
-        "  headers: {\n"
-        '    "Authorization": `Bearer ${process.env.TOLLGATE_API_KEY}`,\n'
-        '    "Content-Type": "application/json",\n'
-        "  },\n"
+        f"  headers: {_JAVASCRIPT_HEADERS},\n"
         f"  body: JSON.stringify({text}),\n"
         "});\n"
         "console.log(await answer.json());"
+    )
+
+
+def _javascript_order(url: str, text: str) -> str:
+    sent = _with_files(text, lambda name: f'await dataUri("{name}")')
+    reads = (
+        ""
+        if sent == text
+        else (
+            'import { readFile } from "node:fs/promises";\n\n'
+            'const dataUri = async (name) => "data:;base64," + (await readFile(name, "base64"));\n'
+        )
+    )
+    return (
+        f"{reads}const url = {json.dumps(url)};\n"
+        f"const headers = {_JAVASCRIPT_HEADERS};\n"
+        f"const body = JSON.stringify({sent});\n"
+        'let ordered = await (await fetch(url, { method: "POST", headers, body })).json();\n'
+        'while (["queued", "running"].includes(ordered.status)) {\n'
+        "  await new Promise((wake) => setTimeout(wake, 500));\n"
+        "  ordered = await (await fetch(`${url}/${ordered.id}`, { headers })).json();\n"
+        "}\n"
+        "console.log(ordered.status, ordered.cost, ordered.output);"
     )

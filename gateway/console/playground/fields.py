@@ -7,63 +7,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeAlias, cast
+from dataclasses import replace
+from typing import Any, Final, cast
 
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.catalog.market.contract import SOURCES, Parameter, contract_of
 from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import TASKS, Task
+from gateway.console.playground.chat import chat_fields
+from gateway.console.playground.parts import (
+    Field,
+    FieldKind,
+    ValueType,
+    make_choice,
+    make_field,
+    make_number,
+)
 from gateway.errors import InvalidRequest
 from gateway.tasks.registry import schema_of
 
-FieldKind: TypeAlias = Literal["line", "text", "number", "choice", "file"]
-ValueType: TypeAlias = Literal["text", "integer", "number", "boolean"]
-MESSAGE: Final = "message"
-"""The newest message of a conversation."""
-ACCEPTED: Final[Mapping[str, str]] = {
-    "image": "image/*",
-    "images": "image/*",
-    "mask": "image/*",
-    "video": "video/*",
-    "audio": "audio/*",
-    "recording": "audio/*",
-}
-_LABELS: Final[Mapping[str, str]] = {
-    "max_tokens": "At most, tokens",
-    "n": "How many",
-    "fps": "Frames per second",
-    "seconds": "Length, s",
-    "input": "Texts, one a line",
-    "image": "Picture",
-    "images": "Pictures",
-}
+SAYS: Final = (
+    "What it says; or write a text below.",
+    "What it says. To have a text spoken, order it under Speech, and take the sound on from there.",
+)
 _PIXELS: Final = re.compile(r"\d+x\d+|auto")
 """Sizes that the API takes; other names of sizes are a vendor's."""
+FORMATS: Final = ("mp3", "wav", "opus", "flac", "aac")
+"""Formats of sound that browsers play."""
 _LONG: Final = ("prompt", "text", "lyrics", "negative_prompt", "instructions", "transcript")
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A field of a form; ``default`` is what the model takes if it is left empty."""
-
-    name: str
-    kind: FieldKind
-    label: str
-    hint: str = ""
-    options: Sequence[str] = ()
-    default: str = ""
-    least: float | None = None
-    most: float | None = None
-    type: ValueType = "text"
-    required: bool = False
-    many: bool = False
-    accepts: str = ""
-    aside: bool = False
-    """Whether it is among the further settings, which most people leave as they are."""
-    theirs: bool = False
-    """Whether it is sent under ``parameters``, because the API has no field for it."""
 
 
 def fields_of(entry: CatalogEntry, task: Task) -> list[Field]:
@@ -76,9 +48,17 @@ def fields_of(entry: CatalogEntry, task: Task) -> list[Field]:
         # A file can be attached only where the API has a field for it.
         return [each for each in found if each.kind != "file" or not each.theirs]
     if task == "text-generation":
-        return _chat(entry)
+        return list(chat_fields(entry))
     if task == "text-embedding":
-        return [_field("input", "text", required=True)]
+        return [make_field("input", "text", required=True)]
+    if task == "rerank":
+        return [
+            make_field("query", "line", required=True),
+            make_field("documents", "text", required=True),
+            make_number("top_n", type="integer", least=1, most=entry.limits.inputs, aside=True),
+        ]
+    if task == "speech-to-text":
+        return list(_recordings(entry))
     makes = TASKS[task].makes
     return list(
         _pictures(entry, task)
@@ -101,7 +81,8 @@ def read_input(fields: Sequence[Field], task: Task, given: Mapping[str, Any]) ->
             made[field.name] = value
         else:
             made["image" if field.name == "images" else field.name] = value[0]
-    return _with_lines(made) if task == "text-embedding" else made
+    lines = {"text-embedding": "input", "rerank": "documents"}.get(task)
+    return made if lines is None else _with_lines(made, lines)
 
 
 def _value(field: Field, given: Any) -> Any:
@@ -128,108 +109,106 @@ _READ: Final[Mapping[ValueType, Callable[[str], Any]]] = {
 }
 
 
-def _with_lines(made: dict[str, Any]) -> dict[str, Any]:
-    lines = [line for line in made.get("input", "").splitlines() if line.strip()]
-    return {**made, "input": lines}
-
-
-def _field(name: str, kind: FieldKind, **more: Any) -> Field:
-    label = _LABELS.get(name, name.replace("_", " ").capitalize())
-    if kind == "file":
-        more = {"accepts": ACCEPTED.get(name, ""), "many": name == "images", **more}
-    return Field(name, kind, label, **more)
-
-
-def _number(
-    name: str, *, type: ValueType = "number", default: float | None = None, **more: Any
-) -> Field:
-    shown = "" if default is None else f"{default:g}"
-    return _field(name, "number", type=type, default=shown, **more)
-
-
-def _choice(name: str, options: Sequence[str], default: str | None = None, **more: Any) -> Field:
-    return _field(name, "choice", options=tuple(options), default=default or "", **more)
-
-
-def _chat(entry: CatalogEntry) -> list[Field]:
-    default = entry.default_parameters
-    return [
-        _field("system", "text", aside=True, hint="How it should answer, before everything else."),
-        _field(MESSAGE, "text", required=True),
-        _number("temperature", least=0, most=2, default=default.temperature, aside=True),
-        _number("max_tokens", type="integer", least=1, most=entry.limits.output_tokens, aside=True),
-        _number("seed", type="integer", least=0, aside=True),
-    ]
+def _with_lines(made: dict[str, Any], name: str) -> dict[str, Any]:
+    lines = [line for line in made.get(name, "").splitlines() if line.strip()]
+    return {**made, name: lines}
 
 
 def _pictures(entry: CatalogEntry, task: Task) -> Iterator[Field]:
     reads, limits, default = TASKS[task].reads, entry.limits, entry.default_parameters
     makes_video = TASKS[task].makes == "video"
     if "text" in reads:
-        yield _field("prompt", "text", required=reads == ("text",))
+        yield make_field("prompt", "text", required=reads == ("text",))
     if "image" in reads:
         several = TASKS[task].images_min > 1
-        yield _field("images" if several else "image", "file", required=True)
+        yield make_field("images" if several else "image", "file", required=True)
     if "video" in reads:
-        yield _field("video", "file", required=True)
+        yield make_field("video", "file", required=True)
     if task == "image-edit":
-        yield _field("mask", "file", aside=True, hint="Transparent where it is to be changed.")
+        yield make_field("mask", "file", hint="Transparent where it is to be changed.")
     if entry.sizes:
-        yield _choice("size", entry.sizes, entry.sizes[0])
+        yield make_choice("size", entry.sizes, entry.sizes[0])
     if entry.resolutions:
-        yield _choice("resolution", entry.resolutions)
+        yield make_choice("resolution", entry.resolutions)
     if entry.qualities:
-        yield _choice("quality", tuple(entry.qualities), default.quality)
+        yield make_choice("quality", tuple(entry.qualities), default.quality)
     if makes_video and limits.seconds and "text" in reads:
-        yield _number("seconds", least=0.1, most=limits.seconds, default=default.seconds)
+        yield make_number("seconds", least=0.1, most=limits.seconds, default=default.seconds)
     if not makes_video and (limits.images or 1) > 1:
-        yield _number("n", type="integer", least=1, most=limits.images, default=1)
+        yield make_number("n", type="integer", least=1, most=limits.images, default=1)
     if task.endswith("-upscale"):
-        yield _number("scale", type="integer", least=1, most=limits.scale or 8)
+        yield make_number("scale", type="integer", least=1, most=limits.scale or 8)
         return
     if "text" in reads:
-        yield _field("negative_prompt", "text", aside=True, hint="What is not wanted.")
+        yield make_field("negative_prompt", "text", aside=True, hint="What is not wanted.")
     if "image" in reads and not makes_video:
-        yield _number("strength", least=0, most=1, default=default.strength, aside=True)
-    yield _number(
+        yield make_number("strength", least=0, most=1, default=default.strength, aside=True)
+    yield make_number(
         "steps", type="integer", least=1, most=limits.steps, default=default.steps, aside=True
     )
-    yield _number("guidance", least=0, most=limits.guidance, default=default.guidance, aside=True)
+    yield make_number(
+        "guidance", least=0, most=limits.guidance, default=default.guidance, aside=True
+    )
     if entry.schedulers:
-        yield _choice("scheduler", entry.schedulers, default.scheduler, aside=True)
+        yield make_choice("scheduler", entry.schedulers, default.scheduler, aside=True)
     if makes_video and limits.fps:
-        yield _number(
+        yield make_number(
             "fps", type="integer", least=1, most=limits.fps, default=default.fps, aside=True
         )
-    yield _number("seed", type="integer", least=0, hint="Empty: a new one each time.", aside=True)
+    yield make_number(
+        "seed", type="integer", least=0, hint="Empty: a new one each time.", aside=True
+    )
 
 
 def _sounds(entry: CatalogEntry, task: Task) -> Iterator[Field]:
     limits = entry.limits
     if task == "talking-head":
-        yield _field("image", "file", required=True, hint="A portrait.")
-        yield _field("audio", "file", required=entry.upstream is None, hint="What it says.")
+        yield make_field("image", "file", required=True, hint="A portrait.")
+        yield make_field(
+            "audio", "file", required=entry.upstream is None, hint=SAYS[entry.upstream is None]
+        )
         if entry.upstream is not None:
-            yield _field("text", "text")
+            yield make_field("text", "text")
         return
     if task == "text-to-music":
-        yield _field("prompt", "text")
-        yield _field("lyrics", "text", aside=True)
-        yield _field("mood", "line")
-        yield _field("key", "line", hint="Such as C major.")
-        yield _number("tempo", least=20, most=400)
-        yield _number("seconds", least=0.1, most=limits.seconds)
+        yield make_field("prompt", "text", required=True)
+        yield make_field("lyrics", "text", aside=True)
+        yield make_field("mood", "line")
+        yield make_field("key", "line", hint="Such as C major.")
+        yield make_number("tempo", least=20, most=400)
+        yield make_number("seconds", least=0.1, most=limits.seconds)
     else:
-        yield _field("text", "text", required=True)
-        if entry.known_voices and task != "voice-clone":
-            yield _choice("voice", entry.known_voices)
+        yield make_field("text", "text", required=True)
+        if task == "voice-clone":
+            yield make_choice("voice", (), hint="A stored voice, or the recording below.")
+        elif entry.known_voices:
+            yield make_choice("voice", entry.known_voices)
         if len(entry.known_languages) > 1:
-            yield _choice("language", entry.known_languages)
-        yield _number("speed", least=0.25, most=4, default=1, aside=True)
+            yield make_choice("language", entry.known_languages)
+        yield make_number("speed", least=0.25, most=4, default=1, aside=True)
+        if entry.upstream is not None:
+            yield make_field(
+                "instructions", "text", aside=True, hint="How it is to be spoken, such as: warmly."
+            )
     if task == "voice-clone":
-        yield _field("recording", "file", required=True, hint="The voice, 10 to 30 s.")
-        yield _field("transcript", "text", hint="What the recording says.")
-    yield _number("seed", type="integer", least=0, aside=True)
+        yield make_field("recording", "file", hint="The voice, 10 to 30 s.")
+        yield make_field("transcript", "text", hint="What the recording says.")
+    yield make_choice("format", FORMATS, aside=True)
+    yield make_number("seed", type="integer", least=0, aside=True)
+
+
+def _recordings(entry: CatalogEntry) -> Iterator[Field]:
+    """Yield the fields of a transcription."""
+    hint = f"At most {entry.limits.seconds:g} s." if entry.limits.seconds else ""
+    yield make_field("audio", "file", required=True, hint=hint)
+    if len(entry.known_languages) > 1:
+        yield make_choice("language", entry.known_languages)
+    else:
+        yield make_field("language", "line", hint="Such as en; empty: detected.")
+    yield make_choice("timestamps", ("segment", "word"))
+    yield replace(make_choice("translate", ("true", "false"), "false"), type="boolean")
+    yield make_field("prompt", "text", aside=True, hint="Names that occur in the recording.")
+    yield make_number("temperature", least=0, most=1, default=0, aside=True)
 
 
 def _of_workflow(entry: CatalogEntry) -> Iterator[Field]:
@@ -239,7 +218,7 @@ def _of_workflow(entry: CatalogEntry) -> Iterator[Field]:
         if each.type == "text":
             kind = "text" if name in _LONG else "line"
         accepts = f"{each.type}/*" if kind == "file" else ""
-        field = _field(
+        field = make_field(
             name,
             kind,
             required=each.required,
@@ -252,7 +231,7 @@ def _of_workflow(entry: CatalogEntry) -> Iterator[Field]:
 def _of_parameter(parameter: Parameter, task: Task) -> Field:
     """Return the field of a parameter of a vendor's model."""
     name, kind = parameter.name, parameter.type
-    field = _field(
+    field = make_field(
         name,
         "line",
         required=parameter.required and parameter.default is None and not parameter.unless,

@@ -12,32 +12,52 @@ from typing import Any, Final, get_args
 
 from litestar import Controller, Response, get, post
 from litestar.datastructures import FormMultiDict
+from litestar.params import FromPath
 from litestar.response import Stream
 
+from gateway.accounts.accounts import find_account
 from gateway.accounts.keys import KeyInfo, find_console_key
 from gateway.api.http.answers import event_stream, json_response
+from gateway.api.http.audio_response import start_audio, stream_audio
 from gateway.api.http.request import ApiRequest
 from gateway.catalog.availability import availability
 from gateway.catalog.schema import CatalogEntry
-from gateway.catalog.tasks import Task
+from gateway.catalog.tasks import TASKS, Task, makes
 from gateway.console.answers import see_other
 from gateway.console.guards import needs
+from gateway.console.playground.again import Carried, carried
+from gateway.console.playground.beginnings import (
+    Example,
+    cheap_examples,
+    example_values,
+    named_values,
+    shared_address,
+)
 from gateway.console.playground.code import code_of
 from gateway.console.playground.fields import fields_of
 from gateway.console.playground.orders import (
     Order,
-    order_events,
+    input_of,
+    is_chat,
+    most_of,
     quote_order,
     read_order,
     submit,
 )
+from gateway.console.playground.origins import origins_in
+from gateway.console.playground.parts import RECORDED, Field
+from gateway.console.playground.stream import OrderStream
+from gateway.console.playground.voices import CLONING, check_consent, with_stored_voices
 from gateway.console.queries import FormValues, Query, problems_of
 from gateway.console.rendering import page
 from gateway.console.scope import ChooseAccount
+from gateway.console.views.formats import usd
 from gateway.console.views.models import price_texts
 from gateway.console.views.requests import RequestRow, request_row
+from gateway.console.views.workflows import workflow_graph
 from gateway.console.visitors import CurrentVisitor, Visitor
-from gateway.errors import InvalidRequest, TollgateError, render_openai, unknown_model
+from gateway.errors import InvalidRequest, NotFound, TollgateError, render_openai, unknown_model
+from gateway.files.kept_inputs import kept_input
 from gateway.requests.lookup import RequestFilter
 
 NAMES: Final[Mapping[Task, str]] = {
@@ -56,9 +76,13 @@ NAMES: Final[Mapping[Task, str]] = {
     "text-to-speech": "Speech",
     "voice-clone": "Speech by a voice",
     "text-to-music": "Music",
+    "speech-to-text": "Transcripts",
     "text-embedding": "Embeddings",
+    "rerank": "Ranking",
 }
 """What people call the tasks, in the order of their tabs."""
+VOICE_SAMPLE: Final = "Good morning. This is how I sound."
+"""What a voice says to be chosen by."""
 HISTORY_HOURS: Final = 24
 HISTORY_ROWS: Final = 8
 
@@ -69,15 +93,26 @@ class PlaygroundPages(Controller):
     @get("/", guards=[needs("play.read")])
     async def show(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
         query = Query(request)
-        return await _form_page(request, visitor, query.text("model"), query.text("task"))
+        entry, task = _chosen(request, visitor, query.text("model"), query.text("task"))
+        fields = fields_of(entry, task)
+        named = named_values(fields, query.values)
+        named["beside"] = query.text("beside") or ""
+        if (request_id := query.text("again")) is None:
+            values = {**example_values(entry, task), **named}
+            return await _form_page(request, visitor, entry, task, values=values)
+        again = await _carried(request, visitor, request_id, fields)
+        values = {**(again.values if again else example_values(entry, task)), **named}
+        lost = again.lost if again else None
+        return await _form_page(request, visitor, entry, task, values=values, lost=lost, again=True)
 
     @post("/quote", status_code=200, guards=[needs("play.read")])
     async def quote(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[Any]:
         form, wants_page = await request.form(), _wants_page(request)
         try:
-            order = _order(request, visitor, form)
+            order = await _order(request, visitor, form)
             quoted = {
                 **quote_order(request, visitor, order),
+                "available": usd(await _available(request, visitor)),
                 "code": code_of(str(request.base_url).rstrip("/"), order.body),
             }
         except TollgateError as error:
@@ -90,14 +125,32 @@ class PlaygroundPages(Controller):
     async def order(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[Any] | Stream:
         form, wants_page = await request.form(), _wants_page(request)
         try:
-            order = _order(request, visitor, form)
+            order = await _order(request, visitor, form)
+            check_consent(order.task, form)
             ticket = await submit(request, visitor, order, attended=not wants_page)
         except TollgateError as error:
             return await _refused(request, visitor, form, error)
         if not wants_page:
-            return event_stream(order_events(ticket))
+            offered = _offered(request, visitor)
+            stream = OrderStream(request.services, ticket, offered, is_chat=order.is_chat)
+            return event_stream(stream.events())
         ticket.close()
         return see_other(f"/console/requests/{ticket.request_id}")
+
+    @get("/sound/{request_id:str}", guards=[needs("play.read")])
+    async def sound(
+        self, request: ApiRequest, visitor: CurrentVisitor, request_id: FromPath[str]
+    ) -> Stream:
+        """Stream the sound of an order from its start, also while it is made."""
+        account_id = visitor.account_id
+        if account_id is None or not visitor.may("contents.read", account_id):
+            raise NotFound("not_found", "There is no such sound.")
+        requests = request.services.requests
+        found = await requests.lookup.find(account_id, request_id, whole=False)
+        if makes(found.task) != "audio":
+            raise NotFound("not_found", "There is no such sound.")
+        ticket = requests.resume(account_id, found.request_id, found.accepted_at)
+        return stream_audio(await start_audio(request, ticket))
 
 
 def _wants_page(request: ApiRequest) -> bool:
@@ -112,10 +165,10 @@ def _offered(request: ApiRequest, visitor: Visitor) -> Sequence[CatalogEntry]:
     return request.services.live.entries(visitor.account_id)
 
 
-def _order(request: ApiRequest, visitor: Visitor, form: FormMultiDict) -> Order:
+async def _order(request: ApiRequest, visitor: Visitor, form: FormMultiDict) -> Order:
     entered = FormValues(form)
     entry, task = _chosen(request, visitor, entered.text("model"), entered.text("task"))
-    return read_order(entry, task, form)
+    return await read_order(request, visitor, entry, task, form)
 
 
 def _chosen(
@@ -169,58 +222,129 @@ async def _entered_page(
     error: TollgateError | None = None,
 ) -> Response[str]:
     entered = FormValues(form)
+    entry, task = _chosen(request, visitor, entered.text("model"), entered.text("task"))
     return await _form_page(
-        request,
-        visitor,
-        entered.text("model"),
-        entered.text("task"),
-        values=entered.values(),
-        quoted=quoted,
-        error=error,
+        request, visitor, entry, task, values=entered.values(), quoted=quoted, error=error
     )
 
 
 async def _form_page(
     request: ApiRequest,
     visitor: Visitor,
-    model: str | None,
-    task: str | None,
+    entry: CatalogEntry,
+    task: Task,
     *,
-    values: Mapping[str, str] | None = None,
+    values: Mapping[str, str],
     quoted: Mapping[str, Any] | None = None,
     error: TollgateError | None = None,
+    again: bool = False,
+    lost: Sequence[str] | None = None,
 ) -> Response[str]:
-    entry, chosen = _chosen(request, visitor, model, task)
+    """``lost`` names what was sent ``again`` and has no field; None: it was not kept."""
     entries = _offered(request, visitor)
     missing = availability(entry, request.services.requests.health.announcements)
-    able = [each for each in entries if chosen in _tasks(each)]
+    able = [each for each in entries if task in _tasks(each)]
     offered = [(each.name, _is_available(request, each)) for each in able]
-    fields = fields_of(entry, chosen)
+    fields = await with_stored_voices(request, visitor, entry, fields_of(entry, task))
+    scripts = _scripts(entry, task, fields)
     return await page(
         request,
         visitor,
         "playground/form.html",
-        title=f"{NAMES[chosen]}: {entry.name}",
+        title=f"{NAMES[task]}: {entry.name}",
         status=200 if error is None else error.http_status,
         model=entry.name,
-        task=chosen,
+        task=task,
         tabs=[(each, name) for each, name in NAMES.items() if _any_does(entries, each)],
         offered=sorted(offered, key=lambda each: not each[1]),
         prices=price_texts(entry),
         why_missing=missing.reason if missing else None,
         fields=[each for each in fields if not each.aside],
         further=[each for each in fields if each.aside],
-        values=values or _example(entry, chosen),
+        opened=error is not None or any(each.aside and values.get(each.name) for each in fields),
+        values=values,
+        origins=origins_in(fields, values),
+        share=shared_address(entry, task, fields, values),
+        examples=_examples(request, visitor, entry, task),
+        graph=workflow_graph(entry.workflow) if entry.workflow else None,
+        sample=VOICE_SAMPLE,
+        clones=task == CLONING and any(each.name == "recording" for each in fields),
+        microphone="record" in scripts,
+        available_nanos=await _available(request, visitor),
+        tops_up=visitor.may("payments.write") and bool(request.services.settings.stripe_api_key),
         has_files=any(each.kind == "file" for each in fields),
-        is_chat=chosen == "text-generation" and entry.workflow is None,
+        is_chat=is_chat(entry, task),
+        scripts=scripts,
+        beside=_beside(entry, offered),
+        compared=(values.get("beside") or "").split(","),
         may_order=visitor.may("play.write"),
         quoted=quoted,
         error=error,
         problems=_problems(error),
-        again="again" in request.query_params,
+        again=again,
+        lost=lost,
         history=await _history(request, visitor),
         hours=HISTORY_HOURS,
     )
+
+
+def _beside(entry: CatalogEntry, offered: Sequence[tuple[str, bool]]) -> list[str]:
+    """Return the models that can be ordered beside another; a workflow has its own inputs."""
+    if entry.workflow is not None:
+        return []
+    return [name for name, available in offered if available and name != entry.name]
+
+
+async def _available(request: ApiRequest, visitor: Visitor) -> int:
+    """Return what the account can hold for new orders, in nano-dollars."""
+    account_id = visitor.account_id
+    assert account_id is not None
+    found = await request.services.database.read(lambda each: find_account(each, account_id))
+    return found.available_nanos
+
+
+def _examples(
+    request: ApiRequest, visitor: Visitor, entry: CatalogEntry, task: Task
+) -> list[Example]:
+    def most(values: Mapping[str, str]) -> int | None:
+        try:
+            return most_of(request, visitor, Order(entry, task, input_of(entry, task, values)))
+        except TollgateError:
+            return None
+
+    return cheap_examples(entry, task, most)
+
+
+def _scripts(entry: CatalogEntry, task: Task, fields: Sequence[Field]) -> list[str]:
+    """Return the scripts of a form, each of which is loaded only where it is used."""
+    if is_chat(entry, task):
+        return ["chat"]
+    names = {each.name for each in fields}
+    found = ["order"]
+    if any(each.kind == "file" for each in fields):
+        found.append("sources")
+    if "mask" in names and names & {"image", "images"}:
+        found.append("mask")
+    if names & RECORDED:
+        found.append("record")
+    if TASKS[task].makes in ("image", "video"):
+        found.append("pictures")
+    if TASKS[task].makes == "audio":
+        found.append("sound")
+    if entry.workflow is not None:
+        found.append("flow")
+    return found
+
+
+async def _carried(
+    request: ApiRequest, visitor: Visitor, request_id: str, fields: Sequence[Field]
+) -> Carried | None:
+    """Return what was sent with a request of the account; None if it is not kept, or not shown."""
+    account_id = visitor.account_id
+    if account_id is None or not visitor.may("contents.read", account_id):
+        return None
+    kept = await kept_input(request.services.requests.media, account_id, request_id)
+    return None if kept is None else carried(request_id, kept.input, fields)
 
 
 def _any_does(entries: Sequence[CatalogEntry], task: Task) -> bool:
@@ -230,15 +354,6 @@ def _any_does(entries: Sequence[CatalogEntry], task: Task) -> bool:
 def _problems(error: TollgateError | None) -> dict[str, str]:
     """Return a mistake by the name of its field, which is the last part of the API's."""
     return {name.rpartition(".")[2]: text for name, text in problems_of(error).items()}
-
-
-def _example(entry: CatalogEntry, task: Task) -> Mapping[str, str]:
-    """Return the texts of an example that works, to begin with."""
-    for each in entry.examples:
-        if (task == entry.task) == (not {"image", "images", "video"} & each.keys()):
-            found = {name: value for name, value in each.items() if isinstance(value, str)}
-            return {**found, "message": found.get("prompt", "")}
-    return {}
 
 
 async def _history(request: ApiRequest, visitor: Visitor) -> list[RequestRow]:

@@ -50,6 +50,12 @@ class Clock:
     def tz(self) -> tzinfo:
         return UTC if self.zone == "UTC" else ZoneInfo(self.zone)
 
+    @property
+    def midnight(self) -> datetime:
+        """Return when the present day of the zone began."""
+        local = self.local(self.now)
+        return local.replace(hour=0, minute=0, second=0, microsecond=0).astimezone(UTC)
+
     def local(self, moment: datetime) -> datetime:
         return moment.astimezone(self.tz)
 
@@ -152,6 +158,13 @@ def size(octets: int) -> str:
 def share(part: float, whole: float) -> str:
     """Format a part of a whole in percent; a dash without a whole."""
     return DASH if not whole else f"{100 * part / whole:.1f} %"
+
+
+def rate(per_second: float | None) -> str:
+    """Format a number per second: whole above 100, otherwise with one decimal."""
+    if per_second is None:
+        return DASH
+    return count(round(per_second)) if per_second >= 100 else f"{per_second:.1f}"
 
 
 def words(identifier: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from gateway.catalog.listing import entry_view
+from gateway.catalog.listing import entry_view, order_view
 from gateway.catalog.picking.typical import Find, typical_nanos
 from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import TASKS, Modality
@@ -16,7 +16,7 @@ from gateway.catalog.views import EntryView, TypicalOrderView
 from gateway.console.views.formats import count, usd
 from gateway.ledger.prices import LIST, PricePeriod
 from gateway.performance import StatsView
-from workers.contract.streams import Announcement
+from workers.contract.announcements import Announcement
 
 ICONS: Final[Mapping[Modality, str]] = {
     "text": "text",
@@ -24,6 +24,8 @@ ICONS: Final[Mapping[Modality, str]] = {
     "video": "film",
     "audio": "sound",
     "embedding": "vector",
+    "ranking": "vector",
+    "transcript": "text",
 }
 _UNITS: Final[Mapping[str, str]] = {
     "input_tokens": "input tokens",
@@ -76,15 +78,17 @@ def model_row(
     for_operator: bool,
     seconds: float | None,
     has_own_price: bool,
+    sizes: Mapping[str, int] | None = None,
 ) -> ModelRow:
+    """``sizes`` replace those of a usual order."""
     view = entry_view(entry, announcements, find=find, for_operator=for_operator)
     return ModelRow(
         name=entry.name,
         icon=ICONS[TASKS[entry.task].makes],
         task=entry.task,
         also=entry.also,
-        typical_nanos=typical_nanos(entry, find),
-        typical=order_text(view["typical_order"]),
+        typical_nanos=typical_nanos(entry, find, None, sizes),
+        typical=order_text(order_view(entry, entry.task, sizes)),
         prices=price_texts(entry),
         available=view["available"],
         reason=reason_of(view),
@@ -102,16 +106,14 @@ def reason_of(view: EntryView) -> str | None:
 
 def price_texts(entry: CatalogEntry) -> list[str]:
     """Return the lines of a price, such as ``$0.02 / 1,000,000 input tokens``."""
-    found = []
-    for line in entry.price:
-        per = "" if line.per == 1 else f"{count(line.per)} "
-        plural = "" if line.per == 1 else "s"
-        when = ", ".join(f"{name} {value}" for name, value in line.when.items())
-        found.append(
-            f"{usd(line.amount)} / {per}{line.unit.replace('_', ' ')}{plural}"
-            f"{f' ({when})' if when else ''}"
-        )
-    return found
+    return [line_text(line.unit, line.amount, line.per, line.when) for line in entry.price]
+
+
+def line_text(unit: str, nanos: int, per: int, when: Mapping[str, str]) -> str:
+    """Return a line of a price in words."""
+    many, plural = ("", "") if per == 1 else (f"{count(per)} ", "s")
+    only = ", ".join(f"{name} {value}" for name, value in when.items())
+    return f"{usd(nanos)} / {many}{unit.replace('_', ' ')}{plural}{f' ({only})' if only else ''}"
 
 
 def order_text(order: TypicalOrderView) -> str:

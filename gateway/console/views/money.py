@@ -26,6 +26,10 @@ RULES: Final[Mapping[str, str]] = {
 }
 
 
+ALL_RULES: Final = f"{next(iter(RULES))}\N{EN DASH}{[*RULES][-1]}"
+"""The first and the last rule, as one text."""
+
+
 @dataclass(frozen=True, slots=True)
 class SumRow:
     """One row of a report of usage."""

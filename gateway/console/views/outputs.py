@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import operator
@@ -15,6 +14,7 @@ from typing import Final
 import msgspec
 
 from gateway.api.http.media_views import blob_of, media_of
+from gateway.console.views.tokens import ShownTokens, shown_tokens
 from gateway.ledger.closed import ClosedRequest
 from workers.contract.media import Medium
 
@@ -33,8 +33,10 @@ class ShownMedium:
 
     position: int
     kind: str
+    role: str
     stored: bool
     facts: str
+    seed: int | None
     error: str | None
 
 
@@ -44,6 +46,8 @@ class ShownOutput:
     media: Sequence[ShownMedium]
     value: str
     """Vectors, and everything else as JSON; empty if there is nothing else."""
+    tokens: Sequence[ShownTokens]
+    """Log probabilities of each text, if they were asked for."""
     cut: bool
     kept_until: datetime | None
 
@@ -62,21 +66,45 @@ def shown_output(closed: ClosedRequest) -> ShownOutput | None:
         texts=[text[:TEXT_MAX] for text in texts],
         media=media,
         value=rest[:TEXT_MAX],
+        tokens=shown_tokens(closed),
         cut=any(len(text) > TEXT_MAX for text in (*texts, rest)),
         kept_until=closed.kept_until,
     )
 
 
+def output_file(closed: ClosedRequest) -> bytes:
+    """Return a whole output as JSON, with vectors as numbers. Media are files of their own."""
+    value = dict(closed.output.value) if closed.output is not None else {}
+    value.pop("media", None)
+    if "vectors" in value:
+        value["vectors"] = [_numbers(vector) for vector in value["vectors"]]
+    return msgspec.json.format(msgspec.json.encode(value), indent=2)
+
+
 def vectors_text(vectors: Sequence[bytes]) -> str:
-    """Return how embeddings begin, and how alike the first of them are to each other."""
-    numbers = [struct.unpack(f"<{len(vector) // 4}f", vector) for vector in vectors]
-    lines = [
-        f"{place}: {len(each)} numbers, " + "".join(f"{one:.4f}, " for one in each[:SHOWN]) + "…"
-        for place, each in enumerate(numbers, start=1)
-    ]
-    pairs = itertools.combinations(enumerate(numbers[:COMPARED_MAX], start=1), 2)
-    lines += [f"cosine of {a} and {b}: {_cosine(one, other):.4f}" for (a, one), (b, other) in pairs]
+    """Return how embeddings begin, their norms, and a table of the cosines of the first ones.
+
+    Once it is longer than ``TEXT_MAX``, nothing more is added.
+    """
+    lines, length = [], 0
+    for place, vector in enumerate(vectors, start=1):
+        each = _numbers(vector)
+        beginning = "".join(f"{one:.4f}, " for one in each[:SHOWN])
+        lines.append(f"{place}: {len(each)} numbers, norm {math.hypot(*each):.4f}: {beginning}…")
+        length += len(lines[-1]) + 1
+        if length > TEXT_MAX:
+            return "".join(f"{line}\n" for line in lines)
+    compared = [_numbers(vector) for vector in vectors[:COMPARED_MAX]]
+    if len(compared) > 1:
+        lines.append("cosine" + "".join(f"{place:>9}" for place in range(1, len(compared) + 1)))
+    for place, one in enumerate(compared if len(compared) > 1 else (), start=1):
+        cosines = (_cosine(one, other) for other in compared)
+        lines.append(f"{place:>6}" + "".join(f"{cosine:>9.4f}" for cosine in cosines))
     return "".join(f"{line}\n" for line in lines)
+
+
+def _numbers(vector: bytes) -> tuple[float, ...]:
+    return struct.unpack(f"<{len(vector) // 4}f", vector)
 
 
 def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
@@ -107,7 +135,9 @@ def _medium(position: int, one: Medium, closed: ClosedRequest) -> ShownMedium:
     return ShownMedium(
         position=position,
         kind="score" if is_score else one.kind,
+        role=one.role,
         stored=one.blob is not None,
         facts=" · ".join(facts),
+        seed=fields.get("seed"),
         error=fields.get("error") or None,
     )

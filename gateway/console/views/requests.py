@@ -25,6 +25,16 @@ KINDS: Final[Mapping[str, StateKind]] = {
 }
 PHASES: Final = ("queue", "load", "preprocess", "transfer", "forward", "postprocess")
 STATUSES: Final = tuple(KINDS)
+COLUMNS: Final[Mapping[str, str]] = {
+    "account": "Account",
+    "held": "Held, $",
+    "took": "Took, by phase",
+    "first": "First",
+    "made": "Made",
+    "task": "Task",
+    "tags": "Tags",
+}
+"""Columns of the list that a visitor can hide, with their heads."""
 
 
 class Phase(NamedTuple):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from gateway.catalog.editing.files import write_file
 from gateway.catalog.loader import load_catalog
 
 
@@ -47,21 +45,8 @@ def add_entry(path: Path, entry: Mapping[str, Any]) -> None:
 
     Raise ``CatalogError`` if it is not, ``ValueError`` as ``insert_entry``.
     """
-    path = path.resolve()
-    text = insert_entry(path.read_text(encoding="utf-8"), entry)
-    # In the same directory, since the paths in a catalog are relative to it.
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        load_catalog(Path(name))
-        shutil.copymode(path, name)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    text = insert_entry(path.resolve().read_text(encoding="utf-8"), entry)
+    write_file(path, text.encode(), check=load_catalog)
 
 
 def _models(root: yaml.Node | None) -> yaml.SequenceNode | None:

@@ -1,0 +1,34 @@
+"""What the newest requests tell: the names of their tags, and when they were booked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from sqlalchemy import Connection, select
+
+from gateway.tables.core import receipts
+
+NEWEST: Final = 5_000
+"""Requests whose tags are looked at."""
+NAMES_MAX: Final = 50
+
+
+def tag_names(connection: Connection, account_ids: Sequence[int] | None = None) -> list[str]:
+    """Return the names of the tags of the newest requests, in order; at most ``NAMES_MAX``."""
+    query = select(receipts.c["metadata"]).order_by(receipts.c.request_id.desc()).limit(NEWEST)
+    if account_ids is not None:
+        query = query.where(receipts.c.account_id.in_(account_ids))
+    names = {name for tags in connection.execute(query).scalars() for name in tags or ()}
+    return sorted(names)[:NAMES_MAX]
+
+
+def newest_booking(
+    connection: Connection, account_ids: Sequence[int] | None = None
+) -> datetime | None:
+    """Return when the newest request was booked; None if there is none."""
+    query = select(receipts.c.settled_at).order_by(receipts.c.request_id.desc()).limit(1)
+    if account_ids is not None:
+        query = query.where(receipts.c.account_id.in_(account_ids))
+    return connection.execute(query).scalar()

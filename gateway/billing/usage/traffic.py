@@ -1,0 +1,228 @@
+"""Requests of the last hour in short intervals: accepted, settled, failed, charged.
+
+Counted from holds and receipts, so they are those of all gateways. An interval is read again until
+it is so old that its rows are committed; then it is kept. Nothing is read unless somebody asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from sqlalchemy import ColumnElement, Connection, Table, case, func, select
+
+from gateway.ids import first_request_id, time_of
+from gateway.requests.lookup import LOOKED_AT_MAX, RequestFilter
+from gateway.sql.database import Database, exact_sum, time_bucket
+from gateway.tables.core import accounts, holds, receipts
+from gateway.tables.settlement_time import settled_within
+
+STEP_S: Final = 5
+HOUR: Final = timedelta(hours=1)
+OPEN: Final = timedelta(seconds=15)
+"""Age below which rows of an interval may not be committed yet."""
+CHUNK: Final = timedelta(minutes=10)
+"""Longest span of one query, so that the first reading of a busy hour is not one long query."""
+ADMISSION: Final = timedelta(seconds=10)
+"""Longest usual time from a request's id to its acceptance."""
+FRESH_S: Final = 0.5
+FAILED: Final = ("failed", "expired")
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What happened in an interval. ``failed`` requests are settled, too; cancelled ones did not
+    fail."""
+
+    accepted: int = 0
+    settled: int = 0
+    failed: int = 0
+    charged_nanos: int = 0
+
+    def __add__(self, other: Flow) -> Flow:
+        return Flow(
+            self.accepted + other.accepted,
+            self.settled + other.settled,
+            self.failed + other.failed,
+            self.charged_nanos + other.charged_nanos,
+        )
+
+
+NOTHING: Final = Flow()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenHolds:
+    """The sum of what accounts hold, and the number of open requests without batch lines."""
+
+    requests: int
+    held_nanos: int
+
+
+def open_holds(connection: Connection) -> OpenHolds:
+    """Sum the holds, as the accounts have them: the proof compares both each night."""
+    sums = select(exact_sum(accounts.c.open_requests), exact_sum(accounts.c.held_nanos))
+    return OpenHolds(*connection.execute(sums).one())
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """The open requests of an account, and when its newest request was accepted."""
+
+    open_requests: int
+    last_at: datetime | None
+
+
+def activity_of(connection: Connection, account_ids: Collection[int]) -> dict[int, Activity]:
+    """Return the activity of accounts by their numbers."""
+
+    def newest(table: Table) -> ColumnElement[str | None]:
+        last = select(func.max(table.c.request_id)).where(table.c.account_id == accounts.c.id)
+        return last.correlate(accounts).scalar_subquery()
+
+    counted = select(func.count()).where(holds.c.account_id == accounts.c.id)
+    query = select(
+        accounts.c.id,
+        counted.correlate(accounts).scalar_subquery().label("open_requests"),
+        newest(holds).label("held"),
+        newest(receipts).label("ended"),
+    ).where(accounts.c.id.in_(sorted(account_ids)))
+    found = {}
+    for row in connection.execute(query):
+        last = max((id for id in (row.held, row.ended) if id is not None), default=None)
+        at = None if last is None else time_of("req_", last)
+        found[row.id] = Activity(row.open_requests, at)
+    return found
+
+
+def count_since(connection: Connection, choice: RequestFilter, since: str) -> int:
+    """Count the open and closed requests whose ids are after one, at most ``LOOKED_AT_MAX`` of
+    each."""
+    total = 0
+    for table, wanted in ((holds, choice.open), (receipts, choice.closed)):
+        if wanted:
+            ids = select(table.c.request_id).where(
+                *choice.conditions(table), table.c.request_id > since
+            )
+            some = ids.limit(LOOKED_AT_MAX).subquery()
+            total += connection.execute(select(func.count()).select_from(some)).scalar_one()
+    return total
+
+
+def read_flows(connection: Connection, starts_at: datetime, ends_at: datetime) -> dict[int, Flow]:
+    """Return the flows of a span by the number of their interval since 1970."""
+    found: defaultdict[int, Flow] = defaultdict(Flow)
+    step = time_bucket(receipts.c.settled_at, STEP_S)
+    failed = exact_sum(case((receipts.c.status.in_(FAILED), 1), else_=0))
+    settled = (
+        select(step, func.count(), failed, exact_sum(receipts.c.charge_nanos))
+        .where(*settled_within(connection, starts_at, ends_at))
+        .group_by(step)
+    )
+    for number, requests, unsuccessful, charged in connection.execute(settled):
+        found[number] += Flow(0, requests, unsuccessful, charged)
+    for table in (holds, receipts):
+        step = time_bucket(table.c.accepted_at, STEP_S)
+        conditions: list[ColumnElement[bool]] = [
+            # By the time in the id, which has an index.
+            table.c.request_id >= first_request_id(starts_at - ADMISSION),
+            table.c.request_id < first_request_id(ends_at),
+            table.c.accepted_at >= starts_at,
+            table.c.accepted_at < ends_at,
+        ]
+        accepted = select(step, func.count()).where(*conditions).group_by(step)
+        for number, requests in connection.execute(accepted):
+            found[number] += Flow(requests)
+    return dict(found)
+
+
+class TrafficHour:
+    """The flows of the last hour, read step by step and kept."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._flows: dict[int, Flow] = {}
+        self._first: datetime | None = None
+        """Start of what has been read, and the end of what need not be read again."""
+        self._kept_until: datetime | None = None
+        self._read_at = 0.0
+        self._reading = asyncio.Lock()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the whole hour has been read; otherwise each refresh reads some more of it."""
+        return self._first is not None and self._first <= datetime.now(UTC) - HOUR + CHUNK
+
+    async def refresh(self, *, only_new: bool = False) -> None:
+        """Read what is new and, unless ``only_new``, a part of the past hour that has not been read
+        yet."""
+        async with self._reading:
+            if time.monotonic() - self._read_at < FRESH_S:
+                return
+            now = datetime.now(UTC)
+            first, kept = self._first, self._kept_until
+            if first is None or kept is None or now - kept > CHUNK:
+                first = kept = _step_start(now - CHUNK)
+                self._flows.clear()
+            past = max(first - CHUNK, _step_start(now - HOUR)) if first > now - HOUR else first
+
+            def read(connection: Connection) -> list[dict[int, Flow]]:
+                parts = [read_flows(connection, kept, now + timedelta(seconds=STEP_S))]
+                if past < first and not only_new:
+                    parts.append(read_flows(connection, past, first))
+                return parts
+
+            # Intervals without requests are not in an answer, so what is read again is dropped.
+            parts = await self._database.report(read, account_id=None)
+            begin = _number(kept)
+            self._flows = {
+                number: flow
+                for number, flow in self._flows.items()
+                if _number(now - HOUR) <= number < begin
+            }
+            for part in parts:
+                self._flows.update(part)
+            self._first = first if only_new else past
+            self._kept_until = max(kept, _step_start(now - OPEN))
+            self._read_at = time.monotonic()
+
+    def per_second(self, now: datetime) -> tuple[float, float]:
+        """Return how many requests were accepted and settled each second, over the last full
+        interval and the present one."""
+        number = _number(now)
+        found = sum((self._flows.get(each, NOTHING) for each in (number - 1, number)), NOTHING)
+        seconds = STEP_S + (now - _at(number)).total_seconds()
+        return found.accepted / seconds, found.settled / seconds
+
+    def since(self, moment: datetime) -> Flow:
+        """Return what happened since the interval of a moment."""
+        begin = _number(moment)
+        return sum((flow for at, flow in self._flows.items() if at >= begin), NOTHING)
+
+    def minutes(self, now: datetime) -> Sequence[Flow]:
+        """Return the flows of the last 60 minutes, the present one last."""
+        last = int(now.timestamp()) // 60
+        found: Mapping[int, Flow] = self._flows
+        sums = [NOTHING] * 60
+        for number, flow in found.items():
+            place = 59 - (last - number * STEP_S // 60)
+            if 0 <= place < 60:
+                sums[place] += flow
+        return sums
+
+
+def _number(moment: datetime) -> int:
+    return int(moment.timestamp()) // STEP_S
+
+
+def _at(number: int) -> datetime:
+    return datetime.fromtimestamp(number * STEP_S, UTC)
+
+
+def _step_start(moment: datetime) -> datetime:
+    return _at(_number(moment))

@@ -1,0 +1,1 @@
+"""Changing a catalog file: what a new text would change, and saving it."""

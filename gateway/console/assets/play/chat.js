@@ -1,0 +1,362 @@
+// Conversations: up to three models beside each other, messages that are edited, deleted and answered
+// anew (each as a branch), tools, and what the answer costs while it comes. The server keeps nothing:
+// each order sends the whole conversation.
+
+import {
+  add, beside, busy, changed, events, form, made, order, send, showBreak, showCost, showWords,
+} from "../playground.js";
+import { markdown } from "./markdown.js";
+
+const { message, messages: kept } = form.elements;
+const columns = [];
+const place = add(made, "div", { className: "columns" });
+const clock = () => performance.now();
+
+/** Text that grows: appended once per frame, a block for each line, so that long answers stay fluent. */
+class Growing {
+  constructor(parent) {
+    this.node = add(parent, "div", { className: "answered growing" });
+    this.waiting = "";
+    this.frame = 0;
+    this.line = null;
+  }
+
+  push(text) {
+    this.waiting += text;
+    this.frame ||= requestAnimationFrame(() => this.flush());
+  }
+
+  flush() {
+    cancelAnimationFrame(this.frame);
+    this.frame = 0;
+    if (!this.waiting) return;
+    const lines = this.waiting.split("\n");
+    this.waiting = "";
+    lines.forEach((text, number) => {
+      if (number || !this.line) this.line = add(this.node, "div").appendChild(new Text(""));
+      this.line.appendData(text);
+    });
+  }
+}
+
+function button(parent, label, act) {
+  const node = add(parent, "button", { type: "button", className: "quiet small", textContent: label });
+  node.addEventListener("click", act);
+  return node;
+}
+
+function asJson(text) {
+  try {
+    return /^\s*[{[]/.test(text) ? JSON.stringify(JSON.parse(text), null, 2) : null;
+  } catch {
+    return null;
+  }
+}
+
+/** Show an answer as Markdown or JSON, with its text beside it. */
+function showAnswer(parent, text) {
+  const plain = add(parent, "div", { className: "answered", textContent: text });
+  const json = asJson(text);
+  let shown = null;
+  try {
+    shown = json ? [Object.assign(document.createElement("pre"), { tabIndex: 0, textContent: json })] : markdown(text);
+  } catch {
+    return null; // nested too deeply
+  }
+  if (shown.length === 1 && shown[0].textContent === text && !shown[0].children.length) return null;
+  const formatted = document.createElement("div");
+  formatted.className = "formatted";
+  formatted.append(...shown);
+  plain.before(formatted);
+  plain.hidden = true;
+  return () => {
+    plain.hidden = !plain.hidden;
+    formatted.hidden = !formatted.hidden;
+    return formatted.hidden;
+  };
+}
+
+/** Show how likely each token was; the rows are made when they are looked at. */
+function showTokens(parent, { tokens, count }) {
+  const box = add(parent, "details", { className: "tokens" });
+  add(box, "summary", { textContent: "Log probabilities" });
+  const make = () => {
+    const scroll = add(box, "div", { className: "table", tabIndex: 0 });
+    scroll.setAttribute("role", "group");
+    scroll.setAttribute("aria-label", "Log probabilities");
+    const table = add(scroll, "table", { className: "rows" });
+    const head = add(add(table, "thead"), "tr");
+    ["Token", "Log probability", "Chance", "Others"].forEach((textContent, at) => {
+      add(head, "th", { scope: "col", textContent, className: at === 1 ? "number" : "" });
+    });
+    const body = add(table, "tbody");
+    for (const { text, logprob, chance, percent, others } of tokens) {
+      const row = add(body, "tr");
+      add(add(row, "th", { scope: "row" }), "code", { textContent: text });
+      add(row, "td", { className: "number", textContent: logprob });
+      const cell = add(row, "td", { className: "fit" });
+      add(cell, "meter", { value: chance }).setAttribute("aria-hidden", "true");
+      cell.append(` ${percent}`);
+      add(row, "td", { textContent: others });
+    }
+    if (count > tokens.length) {
+      add(box, "p", { className: "hint", textContent: `The first ${tokens.length} of ${count} tokens.` });
+    }
+  };
+  box.addEventListener("toggle", make, { once: true });
+}
+
+/** A conversation with one model: a tree of messages, of which one branch is chosen. */
+class Column {
+  constructor(model) {
+    this.model = model;
+    this.root = { children: [], chosen: 0 };
+    this.node = add(place, "section", { className: "column" });
+    this.title = add(this.node, "h3", { textContent: model });
+    this.thread = add(this.node, "div");
+  }
+
+  path() {
+    const found = [];
+    for (let node = this.root; (node = node.children[node.chosen]); ) found.push(node);
+    return found;
+  }
+
+  last() {
+    return this.path().at(-1) ?? this.root;
+  }
+
+  /** Add a message after another one, as a new branch if that was answered before. */
+  put(parent, sent) {
+    const node = { sent, parent, children: [], chosen: 0, view: null };
+    parent.chosen = parent.children.push(node) - 1;
+    return node;
+  }
+
+  remove(node) {
+    const { parent } = node;
+    const at = parent.children.indexOf(node);
+    parent.children.splice(at, 1, ...node.children);
+    for (const child of node.children) child.parent = parent;
+    parent.chosen = Math.max(0, Math.min(at + node.chosen, parent.children.length - 1));
+    this.show();
+  }
+
+  sent() {
+    return JSON.stringify(this.path().map((node) => node.sent));
+  }
+
+  show() {
+    this.title.hidden = columns.length < 2;
+    this.thread.replaceChildren(...this.path().map((node) => this.view(node)));
+    if (this === columns[0]) {
+      kept.value = this.sent();
+      message.required = !this.answerable();
+    }
+  }
+
+  answerable() {
+    return ["user", "tool"].includes(this.last().sent?.role);
+  }
+
+  view(node) {
+    const { role, content, tool_calls: calls } = node.sent;
+    if (!node.view) {
+      const view = (node.view = document.createElement("article"));
+      view.dataset.role = role;
+      let swap = null;
+      if (role === "assistant") {
+        if (content) swap = showAnswer(view, content);
+        if (calls) this.showCalls(view, node, calls);
+      } else {
+        const label = role === "tool" ? "Result: " : "";
+        add(view, "p", { className: "said", textContent: `${label}${content}` });
+      }
+      const row = add(view, "p", { className: "row acts" });
+      node.branches = add(row, "span", { className: "row" });
+      button(row, "Edit", () => this.edit(node));
+      button(row, "Delete", () => this.remove(node));
+      if (role === "assistant") button(row, "Answer again", () => busy((signal) => this.answer(node.parent, signal)));
+      if (swap) {
+        const toggle = button(row, "As text", () => (toggle.textContent = swap() ? "As written" : "As text"));
+      }
+      if (node.tokens) showTokens(view, node.tokens);
+      if (node.state) view.append(node.state);
+    }
+    const { parent } = node;
+    node.branches.replaceChildren();
+    if (parent.children.length > 1) {
+      const go = (by) => {
+        parent.chosen = (parent.chosen + by + parent.children.length) % parent.children.length;
+        this.show();
+      };
+      button(node.branches, "‹", () => go(-1)).setAttribute("aria-label", "Previous branch");
+      add(node.branches, "span", { textContent: `${parent.chosen + 1} of ${parent.children.length}` });
+      button(node.branches, "›", () => go(1)).setAttribute("aria-label", "Next branch");
+    }
+    return node.view;
+  }
+
+  /** Show what functions the model calls, with a field for the result of each. */
+  showCalls(view, node, calls) {
+    const fields = calls.map(({ function: { name, arguments: given } }) => {
+      const box = add(view, "div", { className: "call" });
+      add(box, "p", { textContent: `Calls ${name}` });
+      add(box, "pre", { tabIndex: 0, textContent: asJson(given) ?? given });
+      return add(add(box, "label", { textContent: "Its result" }), "textarea", { rows: 2 });
+    });
+    button(view, calls.length > 1 ? "Send results" : "Send result", () => {
+      let last = node;
+      calls.forEach(({ id }, at) => {
+        last = this.put(last, { role: "tool", tool_call_id: id, content: fields[at].value });
+      });
+      this.show();
+      busy((signal) => this.answer(last, signal));
+    });
+  }
+
+  edit(node) {
+    const { view, sent } = node;
+    const box = document.createElement("div");
+    const field = add(box, "textarea", { value: sent.content ?? "", rows: 4 });
+    field.setAttribute("aria-label", "Message");
+    const row = add(box, "p", { className: "row" });
+    button(row, sent.role === "assistant" ? "Keep as a branch" : "Send as a branch", () => {
+      const made = this.put(node.parent, { ...sent, content: field.value });
+      this.show();
+      if (sent.role !== "assistant") busy((signal) => this.answer(made, signal));
+    });
+    button(row, "Cancel", () => {
+      box.replaceWith(view);
+      view.querySelector("button").focus();
+    });
+    view.replaceWith(box);
+    field.focus();
+  }
+
+  /** Order the answer to a message, and show it while it comes. */
+  async answer(parent, signal) {
+    const trail = [];
+    for (let node = parent; node.sent; node = node.parent) trail.unshift(node.sent);
+    const values = { model: this.model, messages: JSON.stringify(trail), message: "" };
+    const response = await send(form.action, "text/event-stream", { values, signal });
+    const view = add(this.thread, "article");
+    view.dataset.role = "assistant";
+    // Whatever follows the message belongs to another branch.
+    this.thread.replaceChildren(...this.before(parent).map((node) => this.view(node)), view);
+    const growing = new Growing(view);
+    const thoughts = document.createElement("details");
+    add(thoughts, "summary", { textContent: "Reasoning" });
+    const thought = thoughts.appendChild(new Text(""));
+    const state = add(view, "div", { className: "hint", textContent: "Waiting …" });
+    const ticker = { state, most: "", started: 0, frame: 0 };
+    const answered = { text: "", calls: [], path: "" };
+    try {
+      for await (const [name, data] of events(response)) {
+        if (name === "accepted") {
+          answered.path = data.path;
+          ticker.most = data.most;
+          state.textContent = `Held ${data.held}. Waiting …`;
+        }
+        if (name === "failed") state.textContent = data.message;
+        if (name === "text") {
+          answered.text += data.text;
+          answered.calls.push(...(data.calls ?? []));
+          growing.push(data.text);
+          if (data.reasoning) {
+            view.prepend(thoughts);
+            thought.appendData(data.reasoning);
+          }
+          tick(ticker, data);
+        }
+        if (name === "ended") {
+          cancelAnimationFrame(ticker.frame);
+          showCost(state, data, answered.path);
+          showWords(data.unknown);
+          [answered.tokens] = data.tokens;
+          if (data.status === "succeeded") return this.finish(parent, answered, state);
+        }
+      }
+    } catch {
+      cancelAnimationFrame(ticker.frame);
+      showBreak(state, answered.path, signal);
+      if (answered.text) return this.finish(parent, answered, state);
+    }
+    growing.flush();
+    return null;
+  }
+
+  before(node) {
+    const found = [];
+    for (let each = node; each.sent; each = each.parent) found.unshift(each);
+    return found;
+  }
+
+  finish(parent, { text, calls, tokens }, state) {
+    const sent = { role: "assistant", content: text };
+    if (calls.length) {
+      sent.tool_calls = calls.map(({ id, name, arguments: given }) => ({
+        id, type: "function", function: { name, arguments: given },
+      }));
+    }
+    const node = this.put(parent, sent);
+    Object.assign(node, { state, tokens });
+    this.show();
+    return node;
+  }
+}
+
+/** Show the cost so far, once per frame. Its text comes from the server. */
+function tick(ticker, { cost, tokens }) {
+  if (!cost) return;
+  ticker.started ||= clock();
+  Object.assign(ticker, { cost, tokens });
+  ticker.frame ||= requestAnimationFrame(() => {
+    ticker.frame = 0;
+    const seconds = (clock() - ticker.started) / 1000;
+    const speed = seconds > 0.2 ? ` · ${(ticker.tokens / seconds).toFixed(0)} tokens/s` : "";
+    ticker.state.textContent = `${ticker.cost} so far of at most ${ticker.most}${speed}`;
+  });
+}
+
+/** Have a column for each model that is chosen; a new one starts with what was said to the first. */
+function arrange() {
+  const wanted = [form.elements.model.value, ...beside.map((each) => each.value).filter(Boolean)];
+  wanted.forEach((model, at) => {
+    const found = columns[at];
+    if (found && found.model === model) return;
+    const column = new Column(model);
+    for (const { sent } of columns[0]?.path() ?? []) column.put(column.last(), { ...sent });
+    found?.node.replaceWith(column.node);
+    columns[at] = column;
+  });
+  for (const column of columns.splice(wanted.length)) column.node.remove();
+  for (const column of columns) column.show();
+  made.closest(".play").classList.toggle("many", columns.length > 1);
+}
+
+arrange();
+for (const sent of JSON.parse(kept.value || "[]")) columns[0].put(columns[0].last(), sent);
+columns[0].show();
+for (const each of beside) each.addEventListener("change", arrange);
+
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (!order || order.disabled) return;
+  const text = message.value.trim();
+  busy(async (signal) => {
+    const asked = columns.map((column) => {
+      const parent = text ? column.put(column.last(), { role: "user", content: text }) : column.last();
+      column.show();
+      return column.answer(parent, signal).then(() => null, (error) => ({ error, column, parent }));
+    });
+    message.value = "";
+    const refused = (await Promise.all(asked)).filter(Boolean);
+    // What was not accepted is in the form again, to be sent once more.
+    if (text) for (const { column, parent } of refused) column.remove(parent);
+    if (refused.length === columns.length) message.value = text;
+    message.focus();
+    changed();
+    if (refused.length) throw refused[0].error;
+  });
+});

@@ -1,0 +1,1 @@
+"""Pages about the catalog file and the plans for its models."""

@@ -1,0 +1,1 @@
+"""Jobs of the console: work that a page starts and does not wait for."""

@@ -1,0 +1,1 @@
+"""Live updates: what pages follow, sampled once for all who follow it, in one stream a browser."""

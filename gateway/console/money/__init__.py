@@ -1,0 +1,1 @@
+"""Pages of prices, corrections, payments, months and usage."""

@@ -1,0 +1,1 @@
+"""Pages of what is kept, for how long, where, and what is erased."""

@@ -1,0 +1,1 @@
+"""Pages about what runs: workers, queues, upstreams and gateways."""

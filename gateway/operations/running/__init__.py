@@ -1,0 +1,1 @@
+"""What runs: workers, queues, upstreams and gateways, as operators see and control them."""
