@@ -23,6 +23,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import TimeoutError as RedisTimeout
 
+from workers.contract.announcements import Announcement, Workers
 from workers.contract.attempts import UnreadResult
 from workers.contract.blobs import Blobs, blob_key
 from workers.contract.jobs import (
@@ -47,7 +48,7 @@ from workers.contract.jobs import (
 from workers.contract.media import ImageInput, Medium, MusicInput, SpeechInput, VideoInput
 from workers.contract.queue import Completion, Lease, Queue, wait_for_work
 from workers.contract.redis import connect
-from workers.contract.streams import Announcement, LogEntry, Workers, publish
+from workers.contract.streams import LogEntry, publish
 from workers.media.pixels import MediaError
 from workers.media.recordings import read_audio
 

@@ -80,6 +80,14 @@ class Databases:
         self._execute(f'CREATE DATABASE "{name}" TEMPLATE "{self._template}"')
         return self._url(name)
 
+    def empty(self) -> str:
+        """Give the address of a new database without tables."""
+        if self.kind == "sqlite":
+            return f"sqlite:///{self._directory / f'e{uuid.uuid4().hex}.db'}"
+        name = f"e{uuid.uuid4().hex}"
+        self._execute(f'CREATE DATABASE "{name}"')
+        return self._url(name)
+
     def copy(self, url: str) -> str:
         """Copy a database that nothing is connected to; give the address of the copy."""
         name = f"t{uuid.uuid4().hex}"

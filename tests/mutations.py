@@ -67,15 +67,15 @@ MUTATIONS = (
     Mutation(
         "charges are rounded down",
         "gateway/pricing.py",
-        "amount = -(-exact // price.denominator) - total",
-        "amount = exact // price.denominator - total",
+        "return -(-exact // price.denominator)",
+        "return exact // price.denominator",
         "tests/test_pricing.py tests/test_pricing_properties.py",
     ),
     Mutation(
         "prices are floats",
         "gateway/pricing.py",
-        "exact += quantity * numerator",
-        "exact += int(float(quantity) * float(numerator))",
+        "exact += quantity * rate.numerator",
+        "exact += int(float(quantity) * float(rate.numerator))",
         "tests/test_pricing.py tests/test_pricing_properties.py",
     ),
     Mutation(
@@ -88,8 +88,8 @@ MUTATIONS = (
     Mutation(
         "a request is charged at today's price",
         "gateway/ledger/settle.py",
-        'charge(read_price(connection, row["price_id"], prices), usage)',
-        "charge(read_price(connection, __import__('gateway.ledger.prices', fromlist=['x'])"
+        'charge_nanos(read_price(connection, row["price_id"], prices), usage)',
+        "charge_nanos(read_price(connection, __import__('gateway.ledger.prices', fromlist=['x'])"
         '.in_force(connection, now)[row["model"]], prices), usage)',
         "tests/ledger/test_model.py -k sqlite",
     ),

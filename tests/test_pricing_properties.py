@@ -24,6 +24,7 @@ from gateway.pricing import (
     Unit,
     UnpricedUsage,
     charge,
+    charge_nanos,
     clip,
     discounted,
     format_usd,
@@ -309,9 +310,12 @@ def test_the_lines_of_a_bill_sum_to_its_total(price: Price, usage: Usage) -> Non
     try:
         bill = charge(price, usage)
     except UnpricedUsage:
+        with pytest.raises(UnpricedUsage):
+            charge_nanos(price, usage)
         return
 
     assert sum(line.amount_nanos for line in bill.lines) == bill.total_nanos
+    assert charge_nanos(price, usage) == bill.total_nanos
     assert all(line.amount_nanos >= 0 for line in bill.lines)
     running = Fraction(0)
     for line in bill.lines[: -1 if bill.lines[-1].unit == "minimum" else None]:

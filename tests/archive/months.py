@@ -20,7 +20,7 @@ from gateway.archive.marks import Archive
 from gateway.audit_log import Author
 from gateway.billing.reconciliation import check_books
 from gateway.billing.statements.close import close_month
-from gateway.billing.usage.rollups import build_due
+from gateway.billing.usage.rollups import build_due, build_due_days
 from gateway.ids import first_request_id
 from gateway.ledger.closed import Output
 from gateway.ledger.holds import hold
@@ -141,6 +141,8 @@ def make_month(url: str) -> Month:
         spend(each, APRIL + timedelta(hours=2), 2)
     with database.transaction() as connection:
         while build_due(connection, APRIL + timedelta(hours=4)):
+            pass
+        while build_due_days(connection):
             pass
     database.dispose()
     return Month(books, other, Blobs("memory:///"), url, requests, requests[4], workflow, kept)

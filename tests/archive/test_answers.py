@@ -484,8 +484,7 @@ def test_lists_name_the_months_that_they_lack(one_march: Month) -> None:
 def test_rollups_of_an_archived_month_are_not_rebuilt(one_march: Month) -> None:
     one_march.archive()
 
-    with one_march.database.transaction() as connection:
-        assert rebuild_rollups(connection, AUTHOR) == []
+    assert rebuild_rollups(one_march.database, AUTHOR) == []
     assert one_march.findings() == []
 
 

@@ -20,7 +20,7 @@ from gateway.billing.proof_process import prove_in_child
 from gateway.billing.reconciliation import prove_here, run_reconciliation
 from gateway.billing.sealed_months import prove_months
 from gateway.billing.statements.close import close_month
-from gateway.billing.usage.rollups import build_due
+from gateway.billing.usage.rollups import build_due, build_due_days
 from gateway.errors import Conflict
 from gateway.leases import Lease
 from gateway.ledger.holds import hold
@@ -343,6 +343,8 @@ def test_budget_of_an_organisation_is_proven_of_all_accounts_that_were_members(
         remove_account(connection, owner.id, second.account.id)
         add_account(connection, owner.id, late.account.id)
         while build_due(connection, APRIL + timedelta(hours=1)):
+            pass
+        while build_due_days(connection):
             pass
     close_month(database, MONTH, author=AUTHOR, clock=at(APRIL + timedelta(minutes=10)))
     month = Month(first, second, Blobs(f"file://{tmp_path}"), url, [], *[RequestId("")] * 3)

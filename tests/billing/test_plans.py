@@ -7,6 +7,7 @@ over a history that is large enough for the planner to prefer an index.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,16 +16,24 @@ from zoneinfo import ZoneInfo
 import pytest
 from sqlalchemy import Connection, Engine, event, insert, text
 
+from gateway.archive.bounds import learn_bounds
+from gateway.archive.files import read_page as read_rows
+from gateway.archive.marks import Archive
+from gateway.archive.remove import Place, _charges, _uncharged
+from gateway.archive.seal import seal_of_month
 from gateway.batches.names import prefix_of
 from gateway.batches.store import placed_requests
 from gateway.billing.entries import entries, find_entry
 from gateway.billing.exports.files import export
 from gateway.billing.exports.footer import Footer
 from gateway.billing.exports.pages import connection_reader
+from gateway.billing.statements.close import _moved_in
+from gateway.billing.usage.failures import count_failures
 from gateway.billing.usage.report import Filters, Span, usage
 from gateway.ids import first_request_id
 from gateway.ledger.closed import ClosedRequest
 from gateway.ledger.holds import hold
+from gateway.ledger.periods import month_of
 from gateway.performance import read_samples
 from gateway.requests import lookup
 from gateway.requests.lookup import RequestFilter
@@ -139,6 +148,11 @@ QUESTIONS: dict[str, Callable[[Connection, Books], object]] = {
     "failed": lambda c, b: page(c, RequestFilter(b.account.id, status="failed")),
     "succeeded": lambda c, b: page(c, RequestFilter(b.account.id, status="succeeded")),
     "model": lambda c, b: page(c, RequestFilter(b.account.id, model="m7")),
+    "model of all": lambda c, b: page(c, RequestFilter(None, model="m7")),
+    "failed of all": lambda c, b: page(c, RequestFilter(None, status="failed")),
+    "model and failed of all": lambda c, b: page(
+        c, RequestFilter(None, model="m7", status="failed")
+    ),
     "tag": lambda c, b: page(c, RequestFilter(b.account.id, tags={"project": "x"})),
     "key": lambda c, b: page(c, RequestFilter(b.account.id, key_id=b.key.id)),
     "outcome": lambda c, b: page(c, RequestFilter(b.account.id, outcome="released")),
@@ -185,6 +199,64 @@ def test_no_list_or_report_reads_a_whole_table(
         if plan.startswith((f"SCAN {table} <-", f"SCAN {table} USING COVERING INDEX"))
     ]
     assert whole_tables == []
+
+
+MONTH = month_of(NOW)
+
+MONTHLY: dict[str, Callable[[Connection, Books], object]] = {
+    "seal": lambda c, b: seal_of_month(c, MONTH),
+    "accounts": lambda c, b: _moved_in(c, MONTH),
+    "archived receipts": lambda c, b: read_rows(c, MONTH, "receipts", ("req_0",), 100),
+    "archived steps": lambda c, b: read_rows(c, MONTH, "receipt_steps", ("req_0", 1), 100),
+    "archived transfers": lambda c, b: read_rows(c, MONTH, "transfers", (5,), 100),
+    "charges to remove": lambda c, b: c.execute(
+        _charges(c, archive_of(MONTH), Place(b.account.id), 100)
+    ).all(),
+    "receipts to remove": lambda c, b: c.execute(
+        _uncharged(c, archive_of(MONTH), Place(b.account.id), 100)
+    ).all(),
+}
+
+
+def archive_of(month: str) -> Archive:
+    return Archive(month, "removing", "", "", None, None, None, 0, 0, 0, NOW)
+
+
+@pytest.mark.parametrize("question", MONTHLY)
+def test_closed_month_is_read_in_the_order_of_its_ids(
+    question: str, books: Books, plans: list[str]
+) -> None:
+    learn_bounds(books.database, MONTH)
+    plans.clear()
+    with books.database.snapshot() as connection:
+        MONTHLY[question](connection, books)
+
+    assert not [plan for plan in plans for table in LARGE if plan.startswith(f"SCAN {table} <-")]
+    if books.database.engine.dialect.name == "sqlite":
+        read = [plan for plan in plans if plan.startswith(("SEARCH receipts", "SEARCH transfers"))]
+        unbounded = [
+            plan
+            for plan in read
+            if not re.search(r"(request_id|rowid|id)(>\? AND \1<\?|=\?)|transfer_id=\?", plan)
+        ]
+        assert unbounded == []
+        assert not [plan for plan in plans if plan.startswith("USE TEMP B-TREE FOR ORDER BY")]
+
+
+def test_failures_are_found_by_the_index_of_what_did_not_succeed(
+    books: Books, plans: list[str]
+) -> None:
+    span = {"starts_at": datetime(2000, 1, 1, tzinfo=UTC), "ends_at": NOW}
+    with books.database.snapshot() as connection:
+        of_all = count_failures(connection, account_id=None, **span)
+        own = count_failures(connection, account_id=books.account.id, **span)
+
+    assert sum(each.requests for each in of_all.groups) == 20
+    assert sum(each.requests for each in own.groups) == 20
+    if books.database.engine.dialect.name == "sqlite":
+        read = [plan for plan in plans if " receipts " in plan.partition("<-")[0]]
+        assert read
+        assert [plan for plan in read if "not_succeeded" not in plan.partition("<-")[0]] == []
 
 
 def test_search_stops_after_a_number_of_rows_with_a_cursor(

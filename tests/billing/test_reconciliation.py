@@ -9,14 +9,23 @@ from sqlalchemy import Table, text, update
 
 from gateway.accounts.budgets import create_budget
 from gateway.billing.reconciliation import check_books, last_reconciliation, run_reconciliation
-from gateway.billing.usage.rollups import build_due
+from gateway.billing.usage.rollups import build_due, build_due_days
 from gateway.ledger.holds import hold
 from gateway.ledger.refunds import refund
 from gateway.sql.database import Database
-from gateway.tables.core import accounts, budget_windows, keys, lots, usage_hourly, usage_hours
+from gateway.tables.core import (
+    accounts,
+    budget_windows,
+    keys,
+    lots,
+    usage_daily,
+    usage_days,
+    usage_hourly,
+    usage_hours,
+)
 from tests.ledger.books import HOLD, Books, done, open_books
 
-LATER = timedelta(hours=2)
+LATER = timedelta(days=2)
 
 
 @pytest.fixture
@@ -31,6 +40,7 @@ def books(database: Database) -> Books:
     with database.transaction() as connection:
         refund(connection, order.request_id, 100, key="r", actor="test", reason="test")
         build_due(connection, datetime.now(UTC) + LATER)
+        build_due_days(connection)
     return made
 
 
@@ -58,6 +68,9 @@ def test_books_that_agree_have_no_findings(books: Books) -> None:
         (usage_hourly, "charge_nanos", "R10"),
         (usage_hourly, "output_tokens", "R10"),
         (usage_hours, "refund_nanos", "R10"),
+        (usage_daily, "refund_nanos", "R10"),
+        (usage_daily, "expensed", "R10"),
+        (usage_days, "rows", "R10"),
     ],
 )
 def test_each_tampering_is_found(table: Table, column: str, rule: str, books: Books) -> None:

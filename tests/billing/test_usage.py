@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from gateway.accounts.keys import create_key
+from gateway.billing.usage.days import ALL_ACCOUNTS
 from gateway.billing.usage.report import (
     Filters,
     Group,
@@ -21,13 +22,20 @@ from gateway.billing.usage.report import (
     total,
     usage,
 )
-from gateway.billing.usage.rollups import build_due, build_hour, rebuild, seals
+from gateway.billing.usage.rollups import (
+    build_due,
+    build_due_days,
+    build_hour,
+    rebuild_day,
+    rebuild_hours,
+    seals,
+)
 from gateway.errors import InvalidRequest
 from gateway.ledger.holds import hold
 from gateway.ledger.refunds import refund
 from gateway.ledger.settle import settle
 from gateway.sql.database import Database
-from gateway.tables.core import usage_hourly
+from gateway.tables.core import usage_daily, usage_hourly
 from tests.databases import Databases
 from tests.ledger.books import PEPPER, Books, done, open_books
 
@@ -64,6 +72,8 @@ def past(databases: Databases) -> Iterator[tuple[Books, list[Booked]]]:
         if booked and booked[-1].moment < SEALED < moment:
             with database.transaction() as connection:
                 build_due(connection, SEALED)
+                while build_due_days(connection):
+                    pass
         key = r.choice((made.key, other))
         model, tag = r.choice(("m", "n")), r.choice(("red", "blue"))
         order = made.order(
@@ -166,6 +176,38 @@ def test_any_span_sums_what_was_booked_in_it(past: tuple[Books, list[Booked]]) -
         assert summed.refund_nanos == sum(each.refunded for each in within)
 
 
+@pytest.mark.parametrize("name", ZONES)
+@pytest.mark.parametrize("by", [(), ("model",), ("account", "task"), ("day",), ("month",)])
+def test_days_have_the_sums_of_their_receipts(
+    by: tuple[str, ...], name: str, past: tuple[Books, list[Booked]]
+) -> None:
+    books, _ = past
+    first = START + timedelta(minutes=17)
+    with books.database.transaction() as connection:
+        for days in (1, 3):
+            span = Span(first, first + timedelta(days=days, hours=1), ZoneInfo(name))
+            for filters in (Filters(), Filters((books.account.id,)), Filters(models=("m",))):
+                rolled = usage(connection, span, by, filters)
+
+                assert rolled == usage(connection, span, by, filters, rolled=False)
+
+
+def test_a_report_of_all_accounts_reads_one_row_for_each_day_and_model(
+    past: tuple[Books, list[Booked]],
+) -> None:
+    books, _ = past
+    day = (START + timedelta(days=1)).replace(hour=0)
+    with books.database.transaction() as connection:
+        connection.execute(usage_hourly.delete().where(usage_hourly.c.hour >= day))
+        connection.execute(usage_daily.delete().where(usage_daily.c.account_id != ALL_ACCOUNTS))
+        span = Span(day, day + timedelta(days=1), ZoneInfo("UTC"))
+
+        assert usage(connection, span, ("model",), Filters()) == usage(
+            connection, span, ("model",), Filters(), rolled=False
+        )
+        connection.rollback()
+
+
 def test_filters_select_rows(past: tuple[Books, list[Booked]]) -> None:
     books, booked = past
 
@@ -182,9 +224,19 @@ def test_building_hours_again_gives_the_same_bytes(past: tuple[Books, list[Booke
         before = connection.execute(usage_hourly.select()).all()
         assert len(seals(connection)) == 70 - (booked_hour(past) - START) // timedelta(hours=1)
 
-        assert rebuild(connection) == []
+        days = connection.execute(usage_daily.select()).all()
 
+        for day in days_of(past):
+            assert rebuild_hours(connection, day) == []
+            assert rebuild_day(connection, day) == []
+
+        assert sorted(connection.execute(usage_daily.select()).all()) == sorted(days)
         assert sorted(connection.execute(usage_hourly.select()).all()) == sorted(before)
+
+
+def days_of(past: tuple[Books, list[Booked]]) -> list[datetime]:
+    first = booked_hour(past).replace(hour=0)
+    return [first + timedelta(days=number) for number in range(5)]
 
 
 def booked_hour(past: tuple[Books, list[Booked]]) -> datetime:
@@ -195,7 +247,8 @@ def test_a_changed_cell_is_found_by_its_seal(past: tuple[Books, list[Booked]]) -
     books, _ = past
     with books.database.transaction() as connection:
         connection.execute(usage_hourly.update().values(requests=usage_hourly.c.requests + 1))
-        assert rebuild(connection) == []
+        for day in days_of(past):
+            assert rebuild_hours(connection, day) == []
         hour = booked_hour(past)
         old = next(seal for seal in seals(connection) if seal.hour == hour)
         assert build_hour(connection, hour) == old

@@ -21,7 +21,7 @@ from gateway.catalog.picking.filters import (
 from gateway.catalog.picking.typical import typical_nanos
 from gateway.catalog.schema import TIERS
 from gateway.errors import InvalidRequest
-from workers.contract.streams import Announcement
+from workers.contract.announcements import Announcement
 
 CATALOG = load_catalog(Path(__file__).parents[2] / "catalog.yaml").models
 ENTRIES = {entry.name: entry for entry in CATALOG}

@@ -21,7 +21,7 @@ from gateway.catalog.listing import (
 from gateway.catalog.loader import load_catalog
 from gateway.catalog.schema import CatalogEntry
 from gateway.pricing import parse_usd
-from workers.contract.streams import Announcement
+from workers.contract.announcements import Announcement
 
 CATALOG = load_catalog(Path(__file__).parents[2] / "catalog.yaml").models
 ENTRIES = {entry.name: entry for entry in CATALOG}

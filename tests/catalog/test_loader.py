@@ -171,6 +171,32 @@ def test_model_with_two_routes_is_reported(file: Path) -> None:
     assert said == ["2:5: models[0] of painter: two routes; give either `engine` or `upstream`"]
 
 
+@pytest.mark.parametrize(
+    ("upstream", "words"),
+    [
+        ("{command: 'vllm serve x --port {port}'}", None),
+        ("{command: 'vllm serve x'}", "the command must contain {port}"),
+        ("{command: 'vllm {port}', url: 'http://x'}", "leave out `url` and `endpoints`"),
+        ("{command: 'vllm {port}', credential: KEY}", "without a credential"),
+        ('{command: "vllm \'{port}"}', "cannot be split into words"),
+        ("{url: 'http://x', gpus: 2}", "are those of a `command`"),
+        ("{command: 'vllm {port}', ready: health}", "ready"),
+    ],
+)
+def test_command_of_an_upstream_is_checked(file: Path, upstream: str, words: str | None) -> None:
+    text = """
+models:
+  - name: m
+    task: text-generation
+    upstream: %s
+    limits: {context_tokens: 100, output_tokens: 10}
+    price: [{unit: request, amount: "1"}]
+"""
+    said = problems(file, text % upstream)
+
+    assert [words in each for each in said] == ([] if words is None else [True])
+
+
 def test_missing_price_is_reported_with_an_example(file: Path) -> None:
     said = problems(file, RIGHT.replace('    price: [{unit: image, amount: "0.01"}]\n', ""))
 

@@ -118,6 +118,7 @@ def test_every_model_on_sale_has_a_price(entry: CatalogEntry, task: Task) -> Non
     used = {
         "text": Usage(requests=1, cached_input_tokens=1),
         "embedding": Usage(requests=1, input_tokens=1),
+        "transcript": Usage(requests=1, audio_ms=1),
         "image": Usage(requests=1, images=1),
         "video": Usage(requests=1, video_ms=1),
         "audio": Usage(requests=1, audio_ms=1, characters=1),

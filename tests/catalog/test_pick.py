@@ -22,7 +22,7 @@ from gateway.tasks.registry import parse, prepare
 from gateway.tasks.understanding import check_understood
 from gateway.tasks.workflow_submission import WorkflowSubmission
 from gateway.workflows.plan import StepModels, plan
-from workers.contract.streams import Announcement
+from workers.contract.announcements import Announcement
 
 CATALOG = load_catalog(Path(__file__).parents[2] / "catalog.yaml").models
 ENTRIES = {entry.name: entry for entry in CATALOG}

@@ -32,6 +32,15 @@ def line(unit: str, amount: str = "1", **when: str) -> dict[str, Any]:
     return {"unit": unit, "amount": amount, "when": when}
 
 
+LOOKER = {
+    "task": "text-generation",
+    "engine": "echo",
+    "input": ["text", "image"],
+    "limits": {"output_tokens": 9, "source_tokens": 1000},
+    "price": [line("request")],
+}
+
+
 def conflicts(**fields: Any) -> list[tuple[str, str]]:
     """Place and message of everything that does not fit together."""
     try:
@@ -50,6 +59,14 @@ GMI: Final = {"url": "https://console.gmicloud.ai", "dialect": "gmi", "credentia
 def test_valid_entry_has_no_conflicts() -> None:
     assert conflicts() == []
     assert conflicts(engine=None, upstream=GMI) == []
+
+
+@pytest.mark.parametrize("task", ["text-embedding", "rerank", "speech-to-text"])
+def test_tasks_without_a_dialect_need_an_engine(task: str) -> None:
+    found = conflicts(engine=None, upstream=GMI, task=task)
+
+    words = f"no dialect of upstreams has the task {task}; run it by an `engine`"
+    assert words in [message for _, message in found]
 
 
 @pytest.mark.parametrize(
@@ -81,6 +98,27 @@ def test_valid_entry_has_no_conflicts() -> None:
             {"also": ["image-to-video", "image-to-video"]},
             "also.1",
             "image-to-video is listed twice",
+        ),
+        (
+            {"input": ["text", "image"]},
+            "input",
+            "text-to-video itself says what it reads; only text-generation has it",
+        ),
+        (
+            {**LOOKER, "limits": {"output_tokens": 9}},
+            "limits",
+            "images need limits.source_tokens to bound the price of a prompt",
+        ),
+        ({**LOOKER, "input": ["image"]}, "input", "a conversation always contains text; add it"),
+        (
+            {**LOOKER, "engine": "llm", "checkpoint": "a"},
+            "input",
+            "llm reads no images; an upstream of dialect openai does",
+        ),
+        (
+            {**LOOKER, "input": ["text"]},
+            "limits.source_tokens",
+            "only models that read images have it; see input",
         ),
         (
             {"limits": {"seconds": 8, "choices": 2}},
@@ -298,6 +336,8 @@ QUANTITY = st.integers(1, 3000)
 COUNTED: Final[dict[str, list[Unit]]] = {
     "text": ["request", "input_token", "cached_input_token", "output_token", "gpu_second"],
     "embedding": ["request", "input_token", "gpu_second"],
+    "ranking": ["request", "input_token", "gpu_second"],
+    "transcript": ["request", "audio_second", "gpu_second"],
     "image": ["request", "image", "step", "gpu_second"],
     "video": ["request", "video_second", "step", "gpu_second"],
     "audio": ["request", "audio_second", "character", "step", "gpu_second"],
@@ -346,8 +386,8 @@ def test_every_valid_entry_can_be_quoted_and_billed_within_its_quote(
     makes = TASKS[task].makes
     limits: dict[str, float] = {"gpu_seconds": 0.002}
     limits |= {"output_tokens": 20} if makes == "text" else {}
-    limits |= {"steps": 30} if makes not in ("text", "embedding") else {}
-    limits |= {"seconds": 2} if makes in ("video", "audio") else {}
+    limits |= {"steps": 30} if makes not in ("text", "embedding", "ranking", "transcript") else {}
+    limits |= {"seconds": 2} if makes in ("video", "audio", "transcript") else {}
     try:
         model = CatalogEntry.model_validate(
             {"name": "m", "task": task, "engine": "echo", "limits": limits, "price": lines}
@@ -359,9 +399,11 @@ def test_every_valid_entry_can_be_quoted_and_billed_within_its_quote(
         given = {"messages": [{"role": "user", "content": "Hello"}]}
     elif makes == "embedding":
         given = {"input": "Hello"}
+    elif makes == "ranking":
+        given = {"query": "Hello", "documents": ["Hello"]}
     elif task in ("text-to-speech", "voice-clone"):
         given = {"text": "Hello"}
-    elif task == "talking-head":
+    elif task in ("talking-head", "speech-to-text"):
         given = {}
     for kind in {"image", "video", "audio"}.intersection(TASKS[task].reads):
         field = "recording" if task == "voice-clone" else kind

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.catalog.editing.insertion import insert_entry
 from gateway.catalog.loader import load_catalog
-from gateway.commands.planning.catalog_file import insert_entry
 from gateway.commands.planning.proposal import propose, propose_price
 from gateway.ledger.expenses import ExpenseRates
 from gateway.plan.hardware import find_gpu

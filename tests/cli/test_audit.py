@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shlex
+import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +27,8 @@ from gateway.sql.database import Database
 from gateway.tables.invoices import invoices
 from tests.ledger.books import done, open_books
 from tests.stack import CATALOG
+from workers.contract.announcements import Announcement, ModelState, Workers
+from workers.contract.redis import connect
 
 READING = {
     "account list",
@@ -37,6 +41,7 @@ READING = {
     "audit list",
     "budget list",
     "catalog check",
+    "catalog diff",
     "catalog pick",
     "catalog price list",
     "catalog show",
@@ -45,6 +50,8 @@ READING = {
     "export",
     "feedback export",
     "feedback summary",
+    "gateway list",
+    "gateway tasks",
     "invoice list",
     "invoice print",
     "key list",
@@ -59,17 +66,24 @@ READING = {
     "period list",
     "period verify",
     "plan",
+    "queue list",
+    "queue show",
+    "rebate list",
     "request show",
     "retention show",
+    "settings",
     "try",
     "upstream check",
+    "upstream list",
     "usage",
     "member list",
     "model add",
     "user list",
     "webhook list",
+    "worker list",
+    "worker show",
 }
-RUNNING = {"serve", "up"}
+RUNNING = {"demo", "serve", "up"}
 """They run until they are stopped; the first start is tested with the audit log itself."""
 ACTING: dict[str, tuple[str, str]] = {
     "migrate": ("", "database.migrate"),
@@ -113,6 +127,12 @@ ACTING: dict[str, tuple[str, str]] = {
     "notices remove": ("1", "notice.unsubscribe"),
     "aside retry": ("outcome one", "set_aside.retry"),
     "aside release": ("outcome two", "set_aside.release"),
+    "worker drain": ("w-1", "worker.drain"),
+    "worker resume": ("w-1", "worker.resume"),
+    "worker unload": ("w-1 echo", "worker.unload"),
+    "worker load": ("w-1 echo", "worker.load"),
+    "queue cancel": ("{open}", "queue.cancel"),
+    "queue requeue": ("", "queue.requeue"),
     "retention run": ("", "retention.run"),
     "erase": ("--tag a=b", "erasure.run"),
     "user create": ("Ann --email ann@example.com --role finance", "user.create"),
@@ -183,9 +203,12 @@ class Shell:
 
 
 def test_every_command_that_changes_something_records_its_act(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch, valkey: str
 ) -> None:
     monkeypatch.delenv("DATABASE_URL", raising=False)
+    monkeypatch.setenv("REDIS_URL", valkey)
+    monkeypatch.setenv("TOLLGATE_NAMESPACE", namespace := f"t{uuid.uuid4().hex[:8]}")
+    asyncio.run(_announce_worker(valkey, namespace))
     shell = Shell(home)
     known: dict[str, str] = {"prices": str(shell.prices), "month": "2020-01", "invoice": "i-1"}
     known["day"] = f"{datetime.now(UTC):%Y-%m-%d}"
@@ -208,7 +231,7 @@ def test_every_command_that_changes_something_records_its_act(
             assert event.reason == ("because" if more else ""), name
             assert event.before is not None or event.after is not None
         if name == "migrate":
-            known["request"] = _furnish(shell, known["invoice"])
+            known["request"], known["open"] = _furnish(shell, known["invoice"])
 
     listed = shell.run("audit list", "--act account.change")
     assert "allowance 0 → 5" in listed
@@ -241,13 +264,21 @@ def _options(name: str) -> set[str]:
     return {text for one in dict(leaves(cli))[name].params for text in one.opts}
 
 
-def _furnish(shell: Shell, invoice: str) -> str:
-    """Create what commands act on; return the id of a charged request with a webhook."""
+async def _announce_worker(url: str, namespace: str) -> None:
+    redis = connect(url)
+    announced = Announcement("w-1", states={"echo": ModelState()})
+    await Workers(redis, namespace=namespace).announce(announced, ttl_s=600)
+    await redis.aclose()
+
+
+def _furnish(shell: Shell, invoice: str) -> tuple[str, str]:
+    """Create what commands act on; return the ids of a charged request with a webhook, and of an
+    open one."""
     with shell.database() as database:
         books = open_books(database, credit=10**9)
-        placed = books.order(webhook="https://example.com/hook")
+        placed, other = books.order(webhook="https://example.com/hook"), books.order()
         with database.transaction() as connection:
-            hold(connection, [placed])
+            hold(connection, [placed, other])
         books.settle(done(placed.request_id))
         with database.transaction() as connection:
             put_in_force(connection, "echo", Price((Component("request", 1),)), datetime.now(UTC))
@@ -270,4 +301,4 @@ def _furnish(shell: Shell, invoice: str) -> str:
                     issued_at=datetime.now(UTC),
                 )
             )
-    return str(placed.request_id)
+    return str(placed.request_id), str(other.request_id)

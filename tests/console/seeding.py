@@ -27,6 +27,8 @@ from gateway.ledger.settle import Settlement, settle
 from gateway.ledger.transfers import add_credit
 from gateway.pricing import NANOS_PER_USD, quote
 from gateway.sql.database import Database
+from tests.databases import Databases
+from tests.stack import CATALOG
 from workers.contract.jobs import Choice, Job, RequestId, Timings, Usage, encode
 
 PEPPER = b"a pepper for tests, long enough"
@@ -93,7 +95,9 @@ class Seeded:
 
 
 class Seeder:
-    def __init__(self, connection: Connection, catalog: Path, *, seed: int = 7) -> None:
+    def __init__(
+        self, connection: Connection, catalog: Path, *, seed: int = 7, since: datetime | None = None
+    ) -> None:
         self._connection = connection
         self._random = random.Random(seed)
         self._now = datetime.now(UTC)
@@ -103,7 +107,7 @@ class Seeder:
             for entry in load_catalog(catalog).models
             if entry.task in KINDS and entry.selling_price.components
         ]
-        start = self._now - timedelta(days=DAYS + 30)
+        start = since or self._now - timedelta(days=DAYS + 30)
         self._price_ids = {
             entry.name: put_in_force(connection, entry.name, entry.selling_price, start)
             for entry in load_catalog(catalog).models
@@ -138,17 +142,39 @@ class Seeder:
         """Accept a request, and end it unless it is to stay open."""
         entry = given.get("entry") or self._random.choice(self._entries)
         kind = KINDS[entry.task]
-        request_id = self._accept(account, key, entry, kind, at)
+        webhook = given.get("webhook")
+        request_id = self._accept(account, key, entry, kind, at, webhook=webhook)
         if not given.get("open"):
             self._end(entry, kind, request_id, at)
         return request_id
+
+    def requests(self, account: Account, key: KeyInfo, count: int) -> None:
+        """Accept and settle text requests together, as busy gateways do."""
+        entry, at = self.entry("text-generation"), datetime.now(UTC)
+        holds = [self._hold(account, key, entry, TEXT, at) for _ in range(count)]
+        hold(self._connection, holds)
+        for each in holds:
+            self._end(entry, TEXT, each.request_id, at)
+
+    def end(self, request_id: str) -> None:
+        """End a text request that was left open."""
+        self._end(self.entry("text-generation"), TEXT, request_id, datetime.now(UTC))
 
     def entry(self, task: str) -> CatalogEntry:
         return next(entry for entry in self._entries if entry.task == task)
 
     def _accept(
-        self, account: Account, key: KeyInfo, entry: CatalogEntry, kind: Kind, at: datetime
-    ) -> str:
+        self, account: Account, key: KeyInfo, entry: CatalogEntry, kind: Kind, at: datetime,
+        *, webhook: str | None = None,
+    ) -> str:  # fmt: skip
+        made = self._hold(account, key, entry, kind, at, webhook=webhook)
+        hold(self._connection, [made])
+        return made.request_id
+
+    def _hold(
+        self, account: Account, key: KeyInfo, entry: CatalogEntry, kind: Kind, at: datetime,
+        *, webhook: str | None = None,
+    ) -> HoldRequest:  # fmt: skip
         digits = f"{self._random.getrandbits(76):020x}"
         stem = first_id("req_", at)
         request_id = RequestId(f"{stem}7{digits[1:4]}8{digits[5:20]}"[:36])
@@ -157,25 +183,20 @@ class Seeder:
         tags = {"project": self._random.choice(["atlas", "web", "nightly"])}
         if self._random.random() < 0.05:
             tags["note"] = HOSTILE
-        hold(
-            self._connection,
-            [
-                HoldRequest(
-                    request_id=request_id,
-                    account_id=account.id,
-                    key_id=key.id,
-                    model=entry.name,
-                    task=entry.task,
-                    price_id=self._price_ids[entry.name],
-                    hold_nanos=bill.total_nanos,
-                    job=encode(job),
-                    accepted_at=at,
-                    deadline_at=at + timedelta(minutes=10),
-                    metadata=tags,
-                )
-            ],
+        return HoldRequest(
+            request_id=request_id,
+            account_id=account.id,
+            key_id=key.id,
+            model=entry.name,
+            task=entry.task,
+            price_id=self._price_ids[entry.name],
+            hold_nanos=bill.total_nanos,
+            job=encode(job),
+            accepted_at=at,
+            deadline_at=at + timedelta(minutes=10),
+            metadata=tags,
+            webhook=webhook,
         )
-        return request_id
 
     def _end(self, entry: CatalogEntry, kind: Kind, request_id: str, at: datetime) -> None:
         factor = self._random.uniform(0.2, 1.0)
@@ -224,6 +245,17 @@ class Seeder:
             retention=timedelta(days=7),
             rates=RATES,
         )
+
+
+def seeded_database(directory: Path, postgres: str, *, requests: int = 120) -> tuple[str, Seeded]:
+    """Make a SQLite database with a week of traffic; return its URL."""
+    url = Databases("sqlite", directory, postgres).make()
+    catalog = directory / "catalog.yaml"
+    catalog.write_text(CATALOG.format(veo="0.40"))
+    database = Database(url)
+    seeded = seed(database, catalog, requests=requests)
+    database.dispose()
+    return url, seeded
 
 
 def seed(database: Database, catalog: Path, *, requests: int = 120, seed: int = 7) -> Seeded:

@@ -185,7 +185,7 @@ async def test_attempts_are_counted_here_while_redis_is_away(
         await attempts.begin("192.0.2.1")
     await attempts.begin("192.0.2.2")
     for _ in range(FAILURES_MAX):
-        await attempts.failed()
+        await attempts.failed("link")
     with pytest.raises(TooManyRequests):
         await attempts.begin("192.0.2.3")
 

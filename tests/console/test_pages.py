@@ -10,17 +10,15 @@ from html import unescape
 import pytest
 
 from gateway.accounts.accounts import Account, find_account
-from gateway.accounts.keys import find_key
+from gateway.accounts.keys import create_key, find_key, key_by_id
 from gateway.accounts.roles import MEMBER_ROLES, ROLES
 from gateway.billing.proof import check_books
 from gateway.billing.reconciliation import last_reconciliation
 from gateway.ledger.refunds import refunds_of
 from gateway.pricing import format_usd
-from gateway.sql.database import Database
-from tests.console.seeding import HOSTILE, Seeded, seed
+from tests.console.seeding import HOSTILE, Seeded, seeded_database
 from tests.console.visiting import Browser, Installation, installed
-from tests.databases import Databases
-from tests.stack import CATALOG
+from tests.stack import PEPPER
 from workers.contract.jobs import RequestId
 
 PAGES = (
@@ -32,6 +30,8 @@ PAGES = (
     "/console/models/echo",
     "/console/speed/echo",
     "/console/pick",
+    "/console/compare?model=echo&model=Veo3",
+    "/console/docs?q=chat",
     "/console/balance?account=atlas",
     "/console/ledger?account=atlas",
     "/console/usage?by=model",
@@ -40,7 +40,15 @@ PAGES = (
     "/console/accounts/{atlas}",
 )
 KEYS = "/console/keys"
-INSTALLATION = ("/console", "/console/accounts", "/console/margins", "/console/ledger")
+INSTALLATION = (
+    "/console",
+    "/console/accounts",
+    "/console/margins",
+    "/console/ledger",
+    "/console/prices",
+    "/console/prices/echo",
+)
+FILE = ("/console/catalog", "/console/plan?model=sdxl")
 MONEY = re.compile(r"\N{MINUS SIGN}?\$[0-9][0-9\N{THIN SPACE}]*(\.[0-9]{1,9})?")
 
 
@@ -50,12 +58,7 @@ def filled(
 ) -> Iterator[tuple[Installation, Seeded]]:
     """An installation with a week of traffic of two accounts."""
     directory = tmp_path_factory.mktemp("pages")
-    url = Databases("sqlite", directory, postgres).make()
-    catalog = directory / "catalog.yaml"
-    catalog.write_text(CATALOG.format(veo="0.40"))
-    database = Database(url)
-    seeded = seed(database, catalog)
-    database.dispose()
+    url, seeded = seeded_database(directory, postgres)
     with installed(directory / "home", url, valkey) as made:
         yield made, seeded
 
@@ -99,7 +102,7 @@ def test_finance_sees_no_keys(visitors: dict[str, Browser]) -> None:
         assert (f'href="{KEYS}"' in page) == (status == 200)
 
 
-@pytest.mark.parametrize("path", INSTALLATION)
+@pytest.mark.parametrize("path", [*INSTALLATION, *FILE])
 def test_pages_of_the_installation_do_not_exist_for_members(
     path: str, visitors: dict[str, Browser]
 ) -> None:
@@ -252,6 +255,52 @@ def test_key_is_created_rotated_and_revoked(filled: tuple[Installation, Seeded])
     assert acts == ["key.revoke", "key.rotate", "key.change", "key.create"]
 
 
+def test_key_that_is_saved_with_its_day_expires_at_the_same_moment(
+    filled: tuple[Installation, Seeded],
+) -> None:
+    installation, seeded = filled
+    owner, ends = (
+        installation.visitor("owner", account="atlas"),
+        datetime(2031, 5, 3, 7, 30, tzinfo=UTC),
+    )
+    with installation.database.transaction() as connection:
+        _, key = create_key(
+            connection, seeded.accounts["atlas"].id, pepper=PEPPER.encode(), expires_at=ends
+        )
+
+    def saved(day: str) -> datetime | None:
+        answer = owner.post(f"/console/keys/{key.id}", {"name": "until", "expires_at": day})
+        assert answer.status_code == 303
+        with installation.database.transaction() as connection:
+            return key_by_id(connection, key.id).expires_at
+
+    assert 'value="2031-05-03"' in owner.get(f"/console/keys/{key.id}").text
+    assert saved("2031-05-03") == ends
+    assert saved("2031-05-04") == datetime(2031, 5, 4, 23, 59, 59, tzinfo=UTC)
+    assert saved("") is None
+
+
+@pytest.mark.parametrize("act", ["", "/rotate", "/revoke"])
+def test_keys_of_administrators_wait_for_a_proof(
+    filled: tuple[Installation, Seeded], act: str
+) -> None:
+    installation, seeded = filled
+    account_id, scopes = seeded.accounts["atlas"].id, ("inference", "read", "admin")
+    with installation.database.transaction() as connection:
+        _, key = create_key(connection, account_id, pepper=PEPPER.encode(), scopes=scopes)
+        _, plain = create_key(connection, account_id, pepper=PEPPER.encode())
+    operator = installation.visitor("operator")
+    installation.forget_last_proof()
+
+    away = operator.post(f"/console/keys/{key.id}{act}", {"name": "changed"})
+    done = operator.post(f"/console/keys/{plain.id}{act}", {"name": "changed"})
+
+    assert (away.status_code, away.headers["location"]) == (303, "/console/prove")
+    assert done.status_code in (201, 303)
+    assert done.headers.get("location") != "/console/prove"
+    assert [event.act for event in installation.events(subject=f"key {key.id}")] == []
+
+
 def test_audit_log_shows_acts_with_what_they_changed(
     filled: tuple[Installation, Seeded], visitors: dict[str, Browser]
 ) -> None:
@@ -375,6 +424,7 @@ def test_books_are_proved_on_demand(
     assert visitors["auditor"].post("/console/ledger/prove").status_code == 404
 
     assert visitors["finance"].post("/console/ledger/prove").status_code == 303
+    visitors["finance"].finished("/console/ledger")
 
     with filled[0].database.transaction() as connection:
         proof = last_reconciliation(connection)
@@ -401,6 +451,54 @@ def test_picker_gives_its_reasons(visitors: dict[str, Browser]) -> None:
     assert "Best fit" in found.text
 
 
+def test_request_tells_its_key_its_events_and_gives_its_output_as_a_file(
+    filled: tuple[Installation, Seeded], visitors: dict[str, Browser]
+) -> None:
+    installation, seeded = filled
+    request_id = next(
+        each
+        for each in reversed(seeded.requests["atlas"])
+        if 'made">' in (page := visitors["owner"].get(f"/console/requests/{each}").text)
+        and '/output" download' in page
+    )
+    path = f"/console/requests/{request_id}"
+    page = visitors["owner"].get(path).text
+
+    assert f'href="/console/keys/{seeded.keys["web"].id}"' in page
+    events = page.partition('id="events"')[2].partition("</section>")[0]
+    words = ("accepted", "queued", "started", "first output", "settled: succeeded")
+    places = [events.index(f">{each}<") for each in words]
+    assert places == sorted(places)
+    assert "attempt 1" in events
+    assert "in force from" in page
+    output = visitors["viewer"].get(f"{path}/output")
+    assert output.json()["choices"][0]["finish_reason"] == "stop"
+    assert "attachment" in output.headers["content-disposition"]
+    for role in ROLES:
+        assert visitors[role].get(f"{path}/output").status_code == 404
+    stranger = installation.visitor("owner", account="zenith")
+    assert stranger.get(f"{path}/output").status_code == 404
+
+
+def test_cancelling_says_first_what_it_does(
+    filled: tuple[Installation, Seeded], visitors: dict[str, Browser]
+) -> None:
+    _, seeded = filled
+    path = f"/console/requests/{seeded.requests['atlas'][-2]}"
+
+    def offered(role: str) -> list[str]:
+        return re.findall(r'href="([^"]*)">Cancel…', visitors[role].get(path).text)
+
+    assert offered("member") == [f"{path}/cancel"]
+    assert offered("operator") == [path.replace("requests", "queue/cancel")]
+    assert offered("viewer") == offered("auditor") == []
+    for role in ("member", "operator"):
+        page = visitors[role].get(offered(role)[0]).text
+        assert "What this will do" in page
+        assert "is released to atlas" in page or "released to atlas" in page
+    assert visitors["viewer"].get(f"{path}/cancel").status_code == 404
+
+
 def test_open_request_is_cancelled(
     filled: tuple[Installation, Seeded], visitors: dict[str, Browser]
 ) -> None:
@@ -418,3 +516,21 @@ def test_statement_is_printed(visitors: dict[str, Browser]) -> None:
     assert visitors["owner"].get(f"/console/statements/{month[1]}").status_code == 200
     printed = visitors["owner"].get(f"/console/statements/{month[1]}.html")
     assert printed.headers["content-type"].startswith("text/html")
+
+
+def test_failed_part_is_answered_with_a_part_and_not_with_a_page(
+    installation: Installation,
+) -> None:
+    browser = installation.visitor("owner")
+
+    part = browser.get("/console/speed/nothing", **{"HX-Request": "true"})
+    followed = browser.get(
+        "/console/speed/nothing", **{"HX-Request": "true", "Tollgate-Follows": "1"}
+    )
+
+    assert part.status_code == 404
+    assert part.headers["HX-Reselect"] == ".part-failed"
+    assert part.headers["HX-Reswap"] == "afterbegin"
+    assert "<html" not in part.text
+    assert "Try again" in part.text
+    assert followed.headers["HX-Reswap"] == "none"

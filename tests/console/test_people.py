@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+import time
 import uuid
-from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select
 
 from gateway.accounts.users import Member, create_user, find_user, list_members
 from gateway.tables.users import sessions
@@ -147,9 +147,7 @@ def test_form_waits_for_a_proof_and_is_shown_once_more(installation: Installatio
     prover = f"prover {uuid.uuid4().hex[:8]}"
     operator, ann = installation.browser(), name()
     operator.enter(installation.link(role="operator", name=prover))
-    late = datetime.now(UTC) - timedelta(minutes=11)
-    newest = installation.execute(select(func.max(sessions.c.id))).scalar_one()
-    installation.execute(update(sessions).where(sessions.c.id == newest).values(proved_at=late))
+    installation.forget_last_proof()
 
     away = operator.post("/console/users", {"name": ann, "role": "auditor"})
     assert (away.status_code, away.headers["location"]) == (303, "/console/prove")
@@ -166,14 +164,32 @@ def test_form_waits_for_a_proof_and_is_shown_once_more(installation: Installatio
     assert operator.get("/console/prove/again").headers["location"] == "/console"
 
 
+@pytest.mark.parametrize("role", ["owner", "operator"])
+def test_invitations_and_roles_of_members_wait_for_a_proof(
+    installation: Installation, role: str
+) -> None:
+    visitor = installation.visitor(role)
+    installation.forget_last_proof()
+    path = f"/console/members?account=id:{installation.acme.id}"
+    invited = name()
+
+    away = visitor.post(path, {"name": invited, "role": "owner"})
+    changed = visitor.post(
+        f"/console/members/1?account=id:{installation.acme.id}", {"act": "remove"}
+    )
+
+    assert (away.status_code, away.headers["location"]) == (303, "/console/prove")
+    assert (changed.status_code, changed.headers["location"]) == (303, "/console/prove")
+    assert "console/enter#" not in visitor.get("/console/prove").text
+    assert invited not in visitor.get(path).text
+
+
 def test_much_credit_waits_for_a_proof_and_little_does_not(installation: Installation) -> None:
     operator, holder = installation.browser(), name().replace(" ", "-")
     operator.enter(installation.link(role="operator", name=f"giver {uuid.uuid4().hex[:8]}"))
     opened = operator.post("/console/accounts/new", {"name": holder})
     account_id = int(opened.headers["location"].rpartition("/")[2])
-    late = datetime.now(UTC) - timedelta(minutes=11)
-    newest = installation.execute(select(func.max(sessions.c.id))).scalar_one()
-    installation.execute(update(sessions).where(sessions.c.id == newest).values(proved_at=late))
+    installation.forget_last_proof()
     path = f"/console/credit/new?account={holder}"
     form = {"kind": "topup", "reason": "paid"}
 
@@ -183,3 +199,24 @@ def test_much_credit_waits_for_a_proof_and_little_does_not(installation: Install
     assert little.headers["location"].startswith("/console/ledger")
     assert (much.status_code, much.headers["location"]) == (303, "/console/prove")
     assert len(installation.events(act="credit.add", account_id=account_id)) == 1
+
+
+def test_operators_see_failed_logins_and_reports_of_the_last_hour(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator = installation.visitor("operator")
+    stranger = installation.browser()
+    shown = re.compile(r"Failed logins, 1 h</dt><dd><a[^>]*>(\d+)</a>")
+    before = int(shown.findall(operator.get("/console").text)[0])
+
+    for _ in range(2):
+        assert stranger.post("/console/enter/code", {"secret": "0000-0000"}).status_code == 403
+    report = {"csp-report": {"effective-directive": "img-src"}}
+    installation.client.post("/console/csp", json=report).raise_for_status()
+
+    page = operator.get("/console").text
+    assert int(shown.findall(page)[0]) == before + 2
+    assert "browsers blocked: img-src" in page
+    now = time.time
+    monkeypatch.setattr("gateway.accounts.attempts.time.time", lambda: now() + 3700)
+    assert shown.findall(operator.get("/console").text) == ["0"]

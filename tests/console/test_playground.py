@@ -8,20 +8,25 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from gateway.catalog.loader import load_catalog
 from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import Task
-from gateway.console.playground.code import code_of
+from gateway.console.playground.beginnings import named_values, shared_address
+from gateway.console.playground.chat import conversation
+from gateway.console.playground.code import code_of, code_of_input
 from gateway.console.playground.fields import fields_of, read_input
 from gateway.console.playground.pages import NAMES
 from gateway.console.views.outputs import vectors_text
 from gateway.errors import InvalidRequest
+from gateway.files.kept_inputs import KeptInput
 from gateway.files.sources import SentSource
 from gateway.tasks.registry import parse
 from tests.console.visiting import FORM, Browser, Installation
+from workers.contract.jobs import BlobRef
 
 SHIPPED = Path(__file__).parents[2] / "catalog.yaml"
 ORDER = "/console/playground/order"
@@ -77,6 +82,128 @@ def test_field_that_is_no_number_is_named(entries: Mapping[str, CatalogEntry]) -
 
     assert refused.value.param == "n"
     assert "'two' is not a whole number" in refused.value.message
+
+
+def test_conversation_has_tools_a_schema_and_earlier_messages() -> None:
+    earlier = json.dumps([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    entered = {
+        "message": "c",
+        "system": "Be brief.",
+        "stop": "END\n\nSTOP",
+        "tools": '[{"name": "weather"}]',
+        "schema": '{"type": "object"}',
+    }
+
+    made = conversation(entered, earlier)
+
+    assert [each["content"] for each in made["messages"]] == ["Be brief.", "a", "b", "c"]
+    assert made["stop"] == ["END", "STOP"]
+    assert made["tools"] == [{"type": "function", "function": {"name": "weather"}}]
+    assert made["response_format"]["json_schema"] == {
+        "name": "answer",
+        "schema": {"type": "object"},
+    }
+    parse("text-generation", made)
+
+
+def test_last_message_is_answered_again_without_a_new_one() -> None:
+    asked = json.dumps([{"role": "user", "content": "a"}])
+
+    assert len(conversation({}, asked)["messages"]) == 1
+    for earlier in ("[]", json.dumps([{"role": "assistant", "content": "b"}])):
+        with pytest.raises(InvalidRequest, match="Write a message"):
+            conversation({}, earlier)
+
+
+@pytest.mark.parametrize(
+    ("field", "text"), [("tools", "{"), ("tools", "3"), ("schema", "[]"), ("schema", "{,}")]
+)
+def test_json_that_cannot_be_used_is_named(field: str, text: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        conversation({"message": "a", field: text}, "[]")
+
+    assert refused.value.param == field
+
+
+def test_code_reads_files_by_their_names() -> None:
+    body = {
+        "model": "m",
+        "input": {"prompt": "file:\ufffdx", "image": SentSource(_nothing, "a b'.png")},
+    }
+
+    code = code_of("http://127.0.0.1:8000", body)
+
+    assert "$(base64 -w0 < a_b_.png)" in code["curl"]
+    assert 'data_uri("a_b_.png")' in code["Python"]
+    assert 'dataUri("a_b_.png")' in code["JavaScript"]
+    ast.parse(code["Python"])
+
+
+def test_code_of_an_earlier_request_names_its_files() -> None:
+    sent = BlobRef(key="a", content_type="image/png", bytes=1, sha256="0")
+    kept = KeptInput(
+        "pocket-image", "image-to-image", {"prompt": "a", "images": [{"attachment": 0}]}, [sent]
+    )
+
+    code = code_of_input("http://127.0.0.1:8000", kept)
+
+    assert "$(base64 -w0 < sent.png)" in code["curl"]
+    assert '"prompt": "a"' in code["curl"]
+    ast.parse(code["Python"])
+
+
+def test_shared_address_has_settings_and_no_contents(entries: Mapping[str, CatalogEntry]) -> None:
+    entry = entries["pocket-image"]
+    fields = fields_of(entry, "text-to-image")
+    values = {"prompt": "a secret", "negative_prompt": "another", "n": "2", "quality": "high"}
+
+    shared = parse_qs(urlsplit(shared_address(entry, "text-to-image", fields, values)).query)
+
+    assert shared == {
+        "model": ["pocket-image"], "task": ["text-to-image"], "n": ["2"], "quality": ["high"],
+    }  # fmt: skip
+    opened = {name: found[0] for name, found in shared.items()}
+    assert named_values(fields, opened) == {"n": "2", "quality": "high"}
+
+
+def test_only_own_outputs_are_carried_to_another_form(installation: Installation) -> None:
+    browser = installation.visitor("member")
+
+    for place in ("req_999/0", "req_999", "req_999/x", "//0"):
+        form = {"model": "Veo3", "task": "text-to-video", "prompt": "a ship", "from-image": place}
+        assert browser.post(QUOTE, form, headers=JSON).status_code in (200, 404)
+        page = browser.get(f"/console/playground?model=Veo3&from-image={place}")
+        assert page.status_code in (200, 404)
+
+
+@pytest.mark.parametrize("missing", ["consent", "recording", "consent_recording", "name"])
+def test_voice_is_not_stored_without_its_consent(installation: Installation, missing: str) -> None:
+    browser = installation.visitor("owner")
+    fields = {"name": "Ann", "language": "en", "consent": "yes"}
+    files = {
+        each: (f"{each}.wav", b"RIFF", "audio/wav") for each in ("recording", "consent_recording")
+    }
+
+    refused = browser.post(
+        "/console/playground/voices",
+        {name: value for name, value in fields.items() if name != missing},
+        files={name: file for name, file in files.items() if name != missing},
+    )
+
+    assert refused.status_code == 400
+    assert "microphone=(self)" in refused.headers["permissions-policy"]
+    secret, _ = installation.key()
+    for stored in ("voices", "voice_consents"):
+        listed = installation.client.get(
+            f"/v1/audio/{stored}", headers={"Authorization": f"Bearer {secret}"}
+        )
+        assert listed.json()["data"] == []
+
+
+def test_only_owners_store_voices(installation: Installation) -> None:
+    assert installation.visitor("member").get("/console/playground/voices").status_code == 404
+    elsewhere = installation.visitor("owner").get("/console/playground")
+    assert "microphone=()" in elsewhere.headers["permissions-policy"]
 
 
 def test_code_sends_the_body_and_no_key() -> None:
@@ -143,6 +270,12 @@ def test_embeddings_are_shown_by_their_first_numbers_and_cosines() -> None:
 
     shown = vectors_text(vectors).splitlines()
 
-    assert shown[0] == "1: 8 numbers, 1.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000, …"
-    assert shown[2] == "cosine of 1 and 2: 0.3536"
+    assert (
+        shown[0] == "1: 8 numbers, norm 1.0000: 1.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000, …"
+    )
+    assert shown[2:] == [
+        "cosine        1        2",
+        "     1   1.0000   0.3536",
+        "     2   0.3536   1.0000",
+    ]
     assert vectors_text([]) == ""

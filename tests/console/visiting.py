@@ -6,6 +6,7 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,19 @@ from typing import Any
 import httpx
 from litestar import Litestar
 from litestar.testing import TestClient
+from sqlalchemy import func, select, update
 
 from gateway.accounts.accounts import create_account
 from gateway.accounts.keys import KeyInfo, create_key
 from gateway.accounts.roles import MEMBER_ROLES, ROLES
 from gateway.app import create_app
 from gateway.audit_log import AuditEvent, AuditFilter, Author, list_events
+from gateway.console.guards import PROVED
 from gateway.operations.entrance.links import LinkBody, LoginLinkView, create_link
 from gateway.settings import Settings
 from gateway.sql.database import Database
-from tests.stack import CATALOG, PEPPER
+from gateway.tables.users import sessions
+from tests.stack import CATALOG, PEPPER, wait_for
 
 ORIGIN = "http://127.0.0.1:8000"
 FORM = {"Sec-Fetch-Site": "same-origin"}
@@ -42,13 +46,13 @@ class Browser:
 
     def post(
         self, path: str, form: Mapping[str, str] | None = None, *, token: str | None = None,
-        headers: Mapping[str, str] = FORM,
+        headers: Mapping[str, str] = FORM, files: Mapping[str, Any] | None = None,
     ) -> httpx.Response:  # fmt: skip
         """Send a form with the token of the visitor, unless another one is given."""
         if token is None:
             token = self.token("/console/enter" if "/enter" in path else "/console/sessions")
         sent = {"csrf": token, **(form or {})}
-        return self.send("POST", path, headers, sent)
+        return self.send("POST", path, headers, sent, files)
 
     def token(self, path: str = "/console/sessions") -> str:
         """Read the token of forms from a page, as a browser has it."""
@@ -56,6 +60,17 @@ class Browser:
         # A visitor who has not entered is shown the entrance.
         page = answer.text if answer.status_code == 200 else self.get("/console/enter").text
         return TOKEN.findall(page)[-1]
+
+    def finished(self, path: str) -> str:
+        """Return a page once the job that it shows has ended."""
+        pages: list[str] = []
+
+        def has_ended() -> bool:
+            pages.append(self.get(path).text)
+            return 'id="job"' not in pages[-1]
+
+        wait_for(has_ended, f"the job of {path}")
+        return pages[-1]
 
     def enter(self, link: LoginLinkView) -> httpx.Response:
         secret = link["path"].partition("#")[2]
@@ -67,7 +82,7 @@ class Browser:
 
     def send(
         self, method: str, path: str, headers: Mapping[str, str],
-        form: Mapping[str, str] | None = None,
+        form: Mapping[str, str] | None = None, files: Mapping[str, Any] | None = None,
     ) -> httpx.Response:  # fmt: skip
         self._client.cookies.clear()
         cookie = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
@@ -75,6 +90,7 @@ class Browser:
             method,
             f"{self._origin}{path}",
             data=form,
+            files=files,
             headers={**headers, **({"Cookie": cookie} if cookie else {})},
             follow_redirects=False,
         )
@@ -84,6 +100,15 @@ class Browser:
                 if morsel["max-age"] == "0":
                     del self.cookies[name]
         return answer
+
+
+def open_link(database: Database, role: str, account: str) -> LoginLinkView:
+    """Create a one-time link for a new person with a role; for members, in an account."""
+    where = {"account": account} if role in MEMBER_ROLES else {}
+    name = f"{role} {uuid.uuid4().hex[:8]}"
+    body = LinkBody.model_validate({"role": role, "name": name, **where})
+    with database.transaction() as connection:
+        return create_link(connection, Author("test", "cli"), body, pepper=PEPPER.encode())
 
 
 class Installation:
@@ -123,6 +148,12 @@ class Installation:
     def events(self, **wanted: Any) -> list[AuditEvent]:
         with self.database.transaction() as connection:
             return list_events(connection, AuditFilter(**wanted), limit=100)
+
+    def forget_last_proof(self) -> None:
+        """Make the proof of the newest session older than what moves much admits."""
+        late = datetime.now(UTC) - PROVED - timedelta(minutes=1)
+        newest = select(func.max(sessions.c.id)).scalar_subquery()
+        self.execute(update(sessions).where(sessions.c.id == newest).values(proved_at=late))
 
     def execute(self, statement: Any) -> Any:
         with self.database.transaction() as connection:

@@ -134,6 +134,23 @@ async def test_leased_batch_has_one_key_and_is_still_fair(queue: Queue) -> None:
         assert Counter(lease.account for lease in batch) == {"a": 4, "b": 4}
 
 
+async def test_long_queue_is_leased_in_order_and_nothing_is_left_behind(queue: Queue) -> None:
+    kinds = ["x", "y"] * 40
+    await fill(queue, *(entry(f"j{n:02}", batch_key=kind) for n, kind in enumerate(kinds)))
+    await fill(queue, entry("late", "b", batch_key="x", cost=100.0))
+
+    first = await queue.lease("w", 64)
+    again = await queue.lease("w2", 64)
+    rest = [lease for _ in range(3) for lease in await queue.lease("w3", 64)]
+
+    # The skipped jobs fill the places that are looked at.
+    assert ids(first) == ["j00", "late", *(f"j{n:02}" for n in range(2, 32, 2))]
+    assert ids(again)[:16] == [f"j{n:02}" for n in range(1, 33, 2)]
+    leased = [*first, *again, *rest]
+    assert sorted(ids(leased)) == [*(f"j{n:02}" for n in range(80)), "late"]
+    assert (await queue.load()).depth == 0
+
+
 async def test_look_ahead_is_limited(queue: Queue) -> None:
     others = (entry(f"other{n}", batch_key="y") for n in range(3))
     await fill(queue, entry("x0", batch_key="x"), *others, entry("x1", batch_key="x"))

@@ -8,15 +8,14 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.contract.making import entry, fill, finished, settle_all
+from workers.contract.announcements import Announcement, Workers
 from workers.contract.queue import Queue
 from workers.contract.streams import (
     MAILBOX_FRAMES,
-    Announcement,
     EventLog,
     LogEntry,
     Mailbox,
     Outcomes,
-    Workers,
     check_cursor,
     notifications,
     publish,

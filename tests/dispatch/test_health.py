@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
 
+from gateway import metrics
 from gateway.app import create_app
 from gateway.catalog.loader import load_catalog
 from gateway.dispatch import health
+from gateway.dispatch.gauges import LoadGauges
 from gateway.dispatch.health import QueueHealth
 from gateway.errors import Unavailable
 from gateway.settings import Settings
 from gateway.sql.database import migrate
 from tests.servers import queue_server
+from workers.contract.announcements import Announcement, ModelState, Workers
+from workers.contract.queue import Completion, Queue, QueueEntry
 from workers.contract.redis import connect
-from workers.contract.streams import Announcement, Workers
 
 CATALOG = load_catalog(Path(__file__).parents[2] / "catalog.yaml").models
 MODEL = next(entry for entry in CATALOG if entry.name == "pocket-chat")
@@ -100,3 +104,39 @@ async def test_many_refusals_share_one_look(redis: Redis) -> None:
 
     assert {type(answer) for answer in answers} == {Unavailable}
     assert looks == 1
+
+
+async def test_gauges_tell_the_work_of_queues_and_what_is_in_memory(redis: Redis) -> None:
+    namespace = f"test-{secrets.token_hex(6)}"
+    watch, model = QueueHealth(redis, namespace=namespace), f"gauged-{secrets.token_hex(4)}"
+    queue = Queue(redis, model, namespace=namespace)
+    for number in range(3):
+        entry = QueueEntry(f"req_{number}", account="1", payload=b"{}", cost=2.0)
+        await queue.enqueue([entry], queue_max=10, account_max=10)
+    (lease,) = await queue.lease("w", 1)
+    watch._asked[model] = time.monotonic()
+    state = ModelState(resident_bytes=7, loads=2)
+    await Workers(redis, namespace=namespace).announce(Announcement("w", states={model: state}))
+    gauges = LoadGauges(watch)
+
+    await watch.refresh()
+    gauges.observe()
+    first = {name: _gauge(name, model) for name in ("queue_depth", "queue_work_seconds")}
+    resident = _gauge("model_resident_bytes", model), _gauge("model_loads", model)
+    await Workers(redis, namespace=namespace).withdraw("w")
+    watch._asked.clear()  # nothing was asked of it for half a minute, but its jobs wait
+    await queue.complete([Completion(lease.id, lease.token, "ok", b"{}")])
+    await watch.refresh()
+    gauges.observe()
+
+    assert first == {"queue_depth": 2, "queue_work_seconds": 4.0}
+    assert resident == (7, 2)
+    assert _gauge("model_resident_bytes", model) == 0
+    assert _gauge("queue_depth", model) == 2
+    assert _gauge("queue_oldest_seconds", model) >= 0
+
+
+def _gauge(name: str, model: str) -> float:
+    value = metrics.REGISTRY.get_sample_value(f"tollgate_{name}", {"model": model})
+    assert value is not None
+    return value

@@ -97,12 +97,12 @@ def each_line_was_charged_once(
 @pytest.mark.parametrize(
     "point",
     [
-        "after_hold",
+        pytest.param("after_hold", marks=pytest.mark.long),
         pytest.param("after_enqueue", marks=pytest.mark.long),
         pytest.param("before_settle", marks=pytest.mark.long),
         pytest.param("after_settle", marks=pytest.mark.long),
         "batch_line_recorded",
-        "batch_files_written",
+        pytest.param("batch_files_written", marks=pytest.mark.long),
     ],
 )
 def test_batch_survives_a_gateway_crash_at_each_failpoint(point: str, stack: Stack) -> None:

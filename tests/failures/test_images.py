@@ -119,7 +119,7 @@ def all_is_well(stack: Stack, caller: Caller, *, drawn: int) -> None:
     assert Decimal(caller.http.get("/v1/balance").json()["posted"]) == 1 - drawn * COST
 
 
-@pytest.mark.parametrize("who", ["engine", "worker"])
+@pytest.mark.parametrize("who", [pytest.param("engine", marks=pytest.mark.long), "worker"])
 def test_image_is_generated_identically_after_a_crash(who: str, stack: Stack) -> None:
     caller = stack.caller()
     undisturbed = pixels(ended(caller, order(caller, image=SOURCE, strength=1)))
@@ -202,7 +202,7 @@ def test_image_is_stored_once_the_blob_store_returns(stack: Stack) -> None:
         "sources_stored",
         pytest.param("after_hold", marks=pytest.mark.long),
         pytest.param("batch_line_recorded", marks=pytest.mark.long),
-        "batch_files_written",
+        pytest.param("batch_files_written", marks=pytest.mark.long),
     ],
 )
 def test_image_batch_survives_a_gateway_crash_at_each_failpoint(point: str, stack: Stack) -> None:

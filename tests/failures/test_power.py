@@ -41,7 +41,11 @@ def either(
 
 @pytest.mark.parametrize(
     "point",
-    ["after_hold", pytest.param("after_enqueue", marks=pytest.mark.long), "before_settle"],
+    [
+        "after_hold",
+        pytest.param("after_enqueue", marks=pytest.mark.long),
+        pytest.param("before_settle", marks=pytest.mark.long),
+    ],
 )
 def test_killed_gateway_keeps_a_hold_that_was_not_synced(point: str, either: Stack) -> None:
     caller = killed_at(point, either)

@@ -51,7 +51,9 @@ def behind(tmp_path: Path) -> Iterator[tuple[Stack, BlackHole]]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("lossy", [False, True], ids=["stopped", "cut"])
+@pytest.mark.parametrize(
+    "lossy", [pytest.param(False, marks=pytest.mark.long), True], ids=["stopped", "cut"]
+)
 def test_silent_database_is_an_outage_of_ten_seconds_at_most(
     behind: tuple[Stack, BlackHole], lossy: bool
 ) -> None:

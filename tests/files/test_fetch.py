@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidRequest, TooLarge
 from gateway.files.fetch import Fetcher
-from gateway.files.sources import RemoteSource, Source
+from gateway.files.sources import InlineSource, RemoteSource, Source
 from gateway.files.store import Files
 from gateway.ids import new_request_id
 from gateway.sql.database import Database
@@ -69,3 +70,25 @@ async def test_error_does_not_tell_a_private_address_from_a_port_that_does_not_a
 
     assert private == private_and_closed == unknown == closed
     assert private[0] == "source_unreachable"
+
+
+@pytest.mark.parametrize(
+    ("bytes_max", "together", "message"),
+    [
+        (500, 1500, "more than 500 bytes, its share of the 1500 for all images together."),
+        (500, 500, "more than 500 bytes."),
+        (2000, 6000, "more than 1000 bytes."),
+        (None, None, "more than 1000 bytes."),
+    ],
+    ids=["a share", "the only picture", "the installation's limit", "no share"],
+)
+async def test_attachment_over_its_share_is_told_what_it_shares(
+    bytes_max: int | None, together: int | None, message: str, fetcher: Open
+) -> None:
+    uri = f"data:image/png;base64,{base64.b64encode(bytes(3000)).decode()}"
+    source = Source("image", InlineSource(uri), "input.image", bytes_max, together)
+
+    with pytest.raises(TooLarge) as refused:
+        await fetcher(False).fetch(1, RequestId(new_request_id()), [source])
+
+    assert refused.value.message == f"input.image has {message}"

@@ -10,7 +10,9 @@ from tests.artist import Artist, at_work
 from tests.databases import Databases
 from tests.stack import Stack, running
 from tests.workers.llm.checkpoints import TOOLS_TEMPLATE, make_checkpoint
+from tests.workers.reranking.checkpoints import make_checkpoint as make_ranker
 from tests.workers.speech.checkpoints import make_checkpoint as make_talker
+from tests.workers.transcription.checkpoints import make_checkpoint as make_scribe
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +36,12 @@ TINY = """\
     options: {{slots: 8, threads: 1}}
     limits: {{context_tokens: 4096, output_tokens: 512, choices: 4}}
     price: *price
+  - name: tiny-rank
+    task: rerank
+    engine: rerank
+    checkpoint: {ranker}
+    limits: {{context_tokens: 64, inputs: 10}}
+    price: [{{unit: input_token, amount: "0.01", per: 1000000}}]
   - name: tiny-embed
     task: text-embedding
     engine: embedding
@@ -57,7 +65,7 @@ def shared_text_stack(
         url,
         valkey,
         namespace=f"t{uuid.uuid4().hex[:8]}",
-        more_models=TINY.format(checkpoint=checkpoint),
+        more_models=TINY.format(checkpoint=checkpoint, ranker=make_ranker(directory / "ranker")),
     ) as made:
         yield made
 
@@ -201,6 +209,14 @@ SPEECH = """\
     checkpoint: {cloning}
     options: {{threads: 1, sentence_seconds: 0.5}}
     price: [{{unit: character, amount: "0.001"}}]
+  - name: scribe
+    aliases: [whisper-1]
+    task: speech-to-text
+    engine: transcription
+    checkpoint: {scribe}
+    options: {{threads: 1}}
+    limits: {{seconds: 20}}
+    price: [{{unit: audio_second, amount: "0.0001"}}]
   - name: reader
     task: text-to-speech
     also: [voice-clone]
@@ -224,13 +240,14 @@ def shared_speech_stack(
     directory = tmp_path_factory.mktemp("speech")
     checkpoint = make_talker("vits-speakers", directory / "tiny")
     cloning = make_talker("dia", directory / "cloning")
+    scribe = make_scribe(directory / "scribe", seed=7)
     with running(
         directory / "home",
         Databases("sqlite", directory, postgres).make(),
         valkey,
         namespace=f"t{uuid.uuid4().hex[:8]}",
         more_models=SPEECH.format(
-            checkpoint=checkpoint, cloning=cloning, music=MUSIC, voices=VOICES
+            checkpoint=checkpoint, cloning=cloning, music=MUSIC, scribe=scribe, voices=VOICES
         ),
     ) as made:
         yield made

@@ -89,7 +89,7 @@ def test_a_response_names_the_item_at_fault(item: dict[str, Any], param: str, me
     ("item", "param"),
     [
         (
-            {"role": "user", "content": [{"type": "input_image", "image_url": "https://a/b"}]},
+            {"role": "user", "content": [{"type": "input_file", "file_url": "https://a/b"}]},
             "input.0.content.0",
         ),
         ({"type": "item_reference", "id": "msg_1"}, "input.0"),
@@ -103,6 +103,17 @@ def test_response_refuses_unreadable_items_by_name(item: dict[str, Any], param: 
 
     assert caught.value.param == param
     assert caught.value.code == "unsupported_content"
+
+
+@pytest.mark.parametrize("part", [{}, {"image_url": "https://a/b", "file_id": "file-1"}])
+def test_picture_of_a_response_has_one_source(part: dict[str, Any]) -> None:
+    item = {"role": "user", "content": [{"type": "input_image", **part}]}
+    body = read_body(ResponseBody, {"model": "m", "input": [item]})
+
+    with pytest.raises(InvalidRequest, match="needs either image_url or file_id") as caught:
+        body.generation()
+
+    assert caught.value.param == "input.0.content.0"
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,7 @@ def test_previews_of_a_video_are_sent_as_events(media_stack: Stack) -> None:
         ({"prompt": "x", "steps": 11}, "input.steps", "at most 10"),
         ({"prompt": "x", "guidance": 10}, "input.guidance", "at most 9"),
         ({"prompt": "x", "scheduler": "magic"}, "input.scheduler", "euler, ddim"),
+        ({"prompt": "x", "adapters": {"oils": 1}}, "input.adapters.oils", "no adapter oils"),
         ({"prompt": "x", "quality": "best"}, "input.quality", "low, high"),
         ({"prompt": "x", "resolution": "720p"}, "input.resolution", "does not support"),
         ({"prompt": "x", "scale": 3}, "input.scale", "upscales 2 times"),

@@ -25,6 +25,7 @@ OWNERS = {
     *("CreateOwnKey", "ChangeOwnKey", "RotateOwnKey", "RevokeOwnKey"),
     *("AddOwnSubscription", "ConfirmOwnSubscription", "RemoveOwnSubscription"),
     *("CreateKeyBudget", "ChangeKeyBudget", "EndKeyBudget"),
+    *("ChangeOwnAccount", "GrantContents", "EndContentGrant"),
 }
 VIEWERS_THAT_POST = {"CreateQuote"}
 

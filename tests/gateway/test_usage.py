@@ -120,6 +120,36 @@ def test_administrator_sees_every_account_but_no_outputs(stack: Stack) -> None:
     assert caller.http.get("/v1/usage", params={"account": "1"}).status_code == 404
 
 
+def test_requests_of_all_accounts_are_filtered(stack: Stack) -> None:
+    caller, other = stack.caller(), stack.caller()
+    spend(caller, "one", "two")
+    spend(other, "one")
+    boss = admin(stack)
+
+    def ids(**filters: str) -> set[str]:
+        listed = boss.http.get("/v1/admin/requests", params={"limit": "1000", **filters})
+        assert listed.status_code == 200, listed.text
+        return {item["id"] for item in listed.json()["data"]}
+
+    mine, account = ids(key=caller.secret[:10]), str(caller.account_id)
+    cost = caller.http.get("/v1/requests").json()["data"][0]["cost"]
+
+    assert len(mine) == 2
+    assert ids(account=account) == mine
+    assert ids(account=account, key=caller.secret[:10]) == mine
+    assert len(ids(account=account, **{"tag:project": "one"})) == 1
+    assert len(mine & ids(**{"tag:project": "one"})) == 1
+    assert ids(account=account, cost_min=cost, cost_max=cost, took_min="0") == mine
+    assert not ids(account=account, cost_min="1")
+    assert not ids(account=account, cost_max="0")
+    assert not ids(account=account, took_min="1000")
+    assert not ids(account=account, **{"from": "2020-01-01", "to": "2020-01-02"})
+    for wrong in ({"key": "tg_nobody"}, {"account": "nobody"}, {"cost_min": "much"}):
+        assert boss.http.get("/v1/admin/requests", params=wrong).status_code in (400, 404)
+    assert caller.http.get("/v1/requests", params={"cost_max": "much"}).status_code == 400
+    assert len(caller.http.get("/v1/requests", params={"cost_min": cost}).json()["data"]) == 2
+
+
 def test_receipt_has_refunds_and_for_administrators_the_margin(
     stack: Stack,
 ) -> None:

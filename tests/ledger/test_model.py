@@ -773,7 +773,7 @@ def judged(request_id: RequestId, usage: Usage, *, end: str, delivered: str) -> 
 
 
 @pytest.mark.timeout(SOAK_S * 2 + 900)
-@pytest.mark.parametrize("examples", [25, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [12, pytest.param(100, marks=pytest.mark.long)])
 def test_ledger_behaves_like_the_model(examples: int, databases: Databases) -> None:
     class Run(Books):
         database = Database(databases.make())

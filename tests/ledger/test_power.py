@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import psycopg
 import pytest
 from sqlalchemy import Connection, event, select, text
@@ -168,7 +169,7 @@ async def test_power_failure_loses_only_holds_of_requests_that_nobody_was_told_o
         # Clients send again what was not answered: by its key it is found, else it is new.
         ledger = after.writer()
         for request in program.open.values():
-            again = replace(request, request_id=books.order().request_id)
+            again = msgspec.structs.replace(request, request_id=books.order().request_id)
             answer = await ledger.hold(again)
             if request.durable:
                 assert answer == Replayed(request.request_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -223,6 +224,8 @@ def test_the_first_start_is_recorded(tmp_path: Path) -> None:
         "key.create",
         "key.create",
         "credit.add",
+        "user.create",
+        "member.set",
     ]
     assert {(event.actor, event.origin) for event in found} == {("tollgate up", "system")}
     assert len({event.call_id for event in found}) == 1
@@ -263,6 +266,9 @@ async def test_loading_a_catalog_is_recorded_if_it_changes_something_or_was_aske
 
     found = [(event.actor, dict(event.after or {})) for event in events(database)]
     prices = [after.pop("prices") for _, after in found]
+    first, unchanged, second = [after.pop("sha256", None) for _, after in found]
+    assert unchanged is None
+    assert first != second == sha256(file.read_bytes()).hexdigest()
     assert found == [
         ("start of a gateway", {"models": 1, "changed": ["m"]}),
         ("ann", {"models": 1, "changed": []}),

@@ -201,11 +201,11 @@ def test_each_lane_has_its_own_connections(database_url: str) -> None:
     """All of a lane's connections in use, and the others still have theirs."""
     database = Database(database_url)
     engines = [lane.engine for lane in database._lanes.values()]
-    assert len({id(engine.pool) for engine in engines}) == len(engines) == 4
+    assert len({id(engine.pool) for engine in engines}) == len(engines) == 5
     with contextlib.ExitStack() as stack:
         for _ in range(REPORT.threads):
             stack.enter_context(database._lanes["report"].engine.connect())
-        for name in ("read", "write", "slow"):
+        for name in ("read", "page", "write", "slow"):
             with database._lanes[name].engine.begin() as connection:
                 assert one(connection) == 1
     database.dispose()

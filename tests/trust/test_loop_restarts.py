@@ -160,7 +160,7 @@ def test_up_starts_a_gateway_again_that_ended_itself(tmp_path: Path) -> None:
     ("name", "word"),
     [
         pytest.param("gateway", b"\0serve\0", marks=pytest.mark.long),
-        ("queue server", b"unixsocket"),
+        pytest.param("queue server", b"unixsocket", marks=pytest.mark.long),
     ],
 )
 def test_up_restarts_a_child_that_does_not_answer(tmp_path: Path, name: str, word: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -53,7 +53,7 @@ class Made:
         self.books: Books = open_books(database, credit=10_000_000)
         self.queue = Queue(redis, MODEL, namespace=self.namespace)
 
-    def sweeper(self) -> Sweeper:
+    def sweeper(self, in_doubt: Container[RequestId] = frozenset()) -> Sweeper:
         settings = Settings(namespace=self.namespace)
         dispatch = Dispatch(self.redis, "box", settings=settings)
         settler, flows, aside = self.settler(dispatch)
@@ -64,6 +64,7 @@ class Made:
             settler=settler,
             flows=flows,
             aside=aside,
+            in_doubt=in_doubt,
             settings=settings,
         )
 
@@ -321,3 +322,18 @@ async def test_a_request_in_doubt_is_closed_for_nothing_while_the_queue_is_away(
     assert await made.missing([request_id]) == 1, "no sweeper runs it"
     assert not made.books.open_holds()
     assert made.books.balance().posted_nanos == 10_000_000
+
+
+async def test_a_request_in_doubt_is_not_run_before_it_is_closed(made: Made) -> None:
+    (request_id,) = made.accept(1, age_s=30)
+    doubts = Doubts(made.cancellation(made.redis).take_back)
+    doubts.note(MODEL, request_id)
+    in_doubt = {request_id} if request_id in doubts else set()
+    sweeper = made.sweeper(in_doubt)
+
+    await sweeper.turn()
+    assert await made.missing([request_id]) == 1
+
+    in_doubt.clear()
+    await sweeper.turn()
+    assert await made.missing([request_id]) == 0

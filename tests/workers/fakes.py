@@ -72,6 +72,8 @@ class FakeEngine:
     held: dict[RequestId, int] = field(default_factory=dict)
     cancelled: dict[RequestId, CancelReason] = field(default_factory=dict)
     released: list[RequestId] = field(default_factory=list)
+    prepared: dict[RequestId, float] = field(default_factory=dict)
+    prepare_us: int = 0
 
     @property
     def whole_step_us(self) -> int:
@@ -120,10 +122,12 @@ class FakeEngine:
             if self.left[request_id] == 0:
                 outcomes.append((request_id, Completed(usage=Usage(output_tokens=1))))
                 del self.left[request_id]
-        return StepReport(weights, events, outcomes)
+        return StepReport(weights, events, outcomes, self.prepared)
 
     @contextmanager
     def _slow_phases(self, clock: PhaseClock) -> Iterator[None]:
+        with clock.phase("preprocess"):
+            self.clock.us += self.prepare_us
         with clock.phase("transfer"):
             self.clock.us += self.step_us // 7
         with clock.phase("forward"):

@@ -8,6 +8,7 @@ import signal
 import time
 
 from tests.workers.running import Gateway, echo, expire_leases
+from workers.contract.announcements import Workers
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import (
     Cancelled,
@@ -20,7 +21,7 @@ from workers.contract.jobs import (
     unpack_value,
 )
 from workers.contract.queue import QueueEntry
-from workers.contract.streams import EventLog, Workers
+from workers.contract.streams import EventLog
 from workers.engines.registry import ENGINES
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.workers.running import Gateway, echo
 from workers.agent.capacity import ServedModel
+from workers.contract.announcements import Workers
 from workers.contract.jobs import Completed
-from workers.contract.streams import Workers
 
 LONG = {"slots": 2, "tokens_per_step": 1, "step_us": 50_000}
 

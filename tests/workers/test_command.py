@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.workers.running import Gateway, echo
-from workers.contract.streams import Workers
+from workers.contract.announcements import Workers
 from workers.logs import JsonFormatter
 
 

@@ -12,12 +12,14 @@ import torch
 
 from tests.workers.driving import PhaseNames
 from workers import pulse
+from workers.engines.batch_order import MEASURED_MIN, SHAPES_MAX, BatchSizes
 from workers.engines.cooperative_batching import (
     CooperativeBatcher,
     PipelineRun,
     Stopped,
     TurnResult,
 )
+from workers.engines.devices import DeviceProgress
 
 
 class Model:
@@ -211,6 +213,41 @@ def test_runs_execute_one_at_a_time_and_only_in_turns() -> None:
     assert model.batches == [5, 5, 5]
 
 
+def test_time_of_preparing_a_run_is_told_apart_from_its_batch() -> None:
+    now = [0.0]
+    batcher = CooperativeBatcher(rows_max=4, now_s=lambda: now[0])
+
+    def spend(x: torch.Tensor) -> torch.Tensor:
+        now[0] += 2.0 * len(x)
+        return x
+
+    encode = batcher.batch_point("encode", spend, "preprocess")
+    denoise = batcher.batch_point("denoise", spend, "forward")
+
+    def run_of(seconds: float) -> PipelineRun:
+        def work() -> None:
+            now[0] += seconds
+            encode(torch.zeros(1, 3))
+            denoise(torch.zeros(1, 3))
+
+        return PipelineRun(work)
+
+    first, second, third = run_of(5.0), run_of(7.0), run_of(11.0)
+    batcher.start(first)
+    batcher.start(second)
+    turn = batcher.turn(PhaseNames().phase)
+    assert turn.prepared_s == {id(first): 5.0, id(second): 7.0}
+    assert turn.preprocess_s == {id(first): 7.0, id(second): 9.0}
+
+    batcher.start(third)
+    turn = batcher.turn(PhaseNames().phase)
+    assert set(turn.rows) == {id(first), id(second)}
+    assert turn.point is not None
+    assert turn.point.phase == "forward"
+    assert turn.preprocess_s == {id(third): 11.0}
+    assert batcher.turn(PhaseNames().phase).preprocess_s == {}
+
+
 def test_run_stopped_before_its_first_turn_never_starts() -> None:
     batcher, began = CooperativeBatcher(rows_max=4), []
     run = PipelineRun(lambda: began.append(True))
@@ -316,3 +353,122 @@ def test_layers_of_a_long_call_report_progress(monkeypatch: pytest.MonkeyPatch) 
     batcher.turn(PhaseNames().phase)
 
     assert len(beats) >= len(module.layers)
+
+
+class _Event:
+    """Stands in for a CUDA event: completed when the device has reached it."""
+
+    device_is_at = 0
+    recorded = 0
+
+    def record(self) -> None:
+        type(self).recorded += 1
+        self.number = self.recorded
+
+    def query(self) -> bool:
+        return self.number <= self.device_is_at
+
+    def synchronize(self) -> None:
+        type(self).device_is_at = max(self.device_is_at, self.number)
+
+
+def test_layers_on_a_gpu_report_progress_when_the_device_makes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    beats: list[int] = []
+    monkeypatch.setattr(pulse, "EVERY_S", 0.0)
+    monkeypatch.setattr(pulse.PULSE, "send", lambda: beats.append(1))
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    progress = DeviceProgress()
+
+    for _ in range(4):
+        progress.mark()
+    enqueued = len(beats)
+    _Event.device_is_at = 3
+    progress.mark()
+    reached = len(beats)
+    progress.wait()
+
+    assert (enqueued, reached, len(beats)) == (0, 3, 5)
+
+
+class TimedModel(Model):
+    """A model whose batches take ``fixed_s``, and ``row_s`` for each row, on a clock of its own."""
+
+    def __init__(self, *, fixed_s: float, row_s: float) -> None:
+        super().__init__()
+        self.fixed_s, self.row_s, self.clock_s = fixed_s, row_s, 0.0
+
+    def __call__(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        self.clock_s += self.fixed_s + self.row_s * len(x)
+        return super().__call__(x, time)
+
+
+def _complete(model: TimedModel, lengths: list[int]) -> dict[int, float]:
+    """Run pipelines of so many calls; return by index when each of them ended."""
+    batcher = CooperativeBatcher(rows_max=16, now_s=lambda: model.clock_s)
+    call = batcher.batch_point("m", model, "forward")
+    runs = [PipelineRun(_steps(call, 0.0, length), calls_left=length) for length in lengths]
+    _warm(batcher, call)
+    model.clock_s = 0.0
+    for run in runs:
+        batcher.start(run)
+    ends: dict[int, float] = {}
+    while len(ends) < len(runs):
+        for run in batcher.turn(PhaseNames().phase).ended:
+            ends[runs.index(run)] = model.clock_s
+    return ends
+
+
+def _warm(batcher: CooperativeBatcher, call: Any) -> None:
+    """Measure a row alone, and several."""
+    for rows in (1, 4):
+        batcher.start(PipelineRun(_steps(call, 0.0, MEASURED_MIN, rows=rows)))
+        _run_all(batcher)
+
+
+def test_saturated_device_ends_the_shortest_first_and_the_last_no_later() -> None:
+    lengths = [8, 2, 8, 4, 3]
+    ends = _complete(TimedModel(fixed_s=0.0, row_s=1.0), lengths)
+
+    assert [index for index, _ in sorted(ends.items(), key=lambda end: end[1])][:3] == [1, 4, 3]
+    shared = sum(sum(min(other, own) for other in lengths) for own in lengths) / len(lengths)
+    assert sum(ends.values()) / len(ends) < 0.8 * shared
+    assert max(ends.values()) == sum(lengths)
+
+
+def test_device_with_room_still_batches_everything() -> None:
+    ends = _complete(TimedModel(fixed_s=1.0, row_s=0.01), [4, 4, 4, 4])
+
+    assert max(ends.values()) == pytest.approx(4 * 1.04)
+
+
+def test_long_run_is_not_starved_by_short_ones_that_keep_coming() -> None:
+    model = TimedModel(fixed_s=0.0, row_s=1.0)
+    batcher = CooperativeBatcher(rows_max=16, now_s=lambda: model.clock_s)
+    call = batcher.batch_point("m", model, "forward")
+    _warm(batcher, call)
+    long = PipelineRun(_steps(call, 0.0, 10), calls_left=10)
+    batcher.start(long)
+
+    turns = 0
+    while not long.ended:
+        batcher.start(PipelineRun(_steps(call, 0.0, 1), calls_left=1))
+        batcher.turn(PhaseNames().phase)
+        turns += 1
+        assert turns < 100
+
+    assert turns >= 20, "short ones came first for a while"
+    _run_all(batcher)
+
+
+def test_times_of_shapes_that_never_come_again_are_forgotten() -> None:
+    sizes = BatchSizes()
+    for shape in range(3 * SHAPES_MAX):
+        for _ in range(MEASURED_MIN):
+            sizes.record(shape, 1, 1.0)
+            sizes.record(shape, 4, 4.0)
+
+    assert sizes.rows_max(0, 16) == 16
+    assert sizes.rows_max(3 * SHAPES_MAX - 1, 16) == 1

@@ -34,7 +34,9 @@ from workers.protocol.ipc import JobHandoff
 class Owner:
     """Replaces the agent: records all reports of its host."""
 
-    def __init__(self, *specs: ModelSpec, preload: bool = True) -> None:
+    def __init__(
+        self, *specs: ModelSpec, preload: bool = True, budget_bytes: int | None = None
+    ) -> None:
         self.events: dict[RequestId, list[Event]] = {}
         self.outcomes: dict[RequestId, Outcome] = {}
         self.crashes: list[Collection[RequestId]] = []
@@ -44,6 +46,7 @@ class Owner:
             worker="w1",
             preload=preload,
             threads=1,
+            budget_bytes=budget_bytes,
             report=self.on_report,
             crashed=self.crash,
             changed=self.changed.set,
@@ -81,7 +84,12 @@ async def hosted(
     *specs: ModelSpec, preload: bool = True, loaded: bool = True
 ) -> AsyncIterator[Owner]:
     """Run specs; ``loaded``: until all of them are loaded."""
-    owner = Owner(*specs, preload=preload)
+    async with running_owner(Owner(*specs, preload=preload), loaded=loaded) as owner:
+        yield owner
+
+
+@contextlib.asynccontextmanager
+async def running_owner(owner: Owner, *, loaded: bool = True) -> AsyncIterator[Owner]:
     task = asyncio.create_task(owner.host.run())
     try:
         await owner.until(lambda: owner.host.ready and not (loaded and owner.host.loading))
@@ -157,6 +165,31 @@ async def test_a_killed_process_is_reported_once_and_replaced() -> None:
 
     assert owner.crashes == [()]
     assert isinstance(outcome, Completed)
+
+
+async def test_busy_time_of_a_model_counts_on_after_a_crash() -> None:
+    async with hosted(echo(step_us=10_000)) as owner:
+        job = handoff(1, "a few words to repeat")
+        owner.host.submit([job])
+        await owner.ends(job.job.request_id)
+        owner.host.measure()
+        await _measured(owner)
+        before = owner.host.work
+
+        owner.host.submit([handoff(2, "!crash")])
+        await owner.until(lambda: owner.crashes and owner.host.ready)
+        at_once = owner.host.work
+        owner.host.measure()
+        await _measured(owner)
+        after = owner.host.work
+
+    assert before.models["echo"] > 0
+    assert before.models["echo"] <= at_once.models["echo"] <= after.models["echo"]
+
+
+async def _measured(owner: Owner) -> None:
+    while not owner.host.measured.models:  # noqa: ASYNC110 - a measurement changes nothing
+        await asyncio.sleep(0.01)
 
 
 async def test_first_model_takes_jobs_before_the_last_one_is_loaded() -> None:
@@ -264,6 +297,19 @@ async def test_engine_that_cannot_be_created_affects_only_its_model() -> None:
 
     assert isinstance(outcome, Completed)
     assert owner.host.problems.keys() == {"bad"}
+
+
+async def test_job_of_an_engine_that_could_not_be_created_fails_alone() -> None:
+    async with hosted(echo("bad", step_us="much"), echo()) as owner:
+        lost, fine = handoff(1, "hello", model="bad"), handoff(2, "hello")
+        owner.host.submit([lost, fine])
+
+        outcome = await owner.ends(lost.job.request_id)
+        assert isinstance(await owner.ends(fine.job.request_id), Completed)
+
+    assert isinstance(outcome, Failed)
+    assert (outcome.code, outcome.worker) == ("model_load_failed", "w1")
+    assert not owner.crashes
 
 
 async def test_failing_engine_fails_its_requests_and_continues() -> None:

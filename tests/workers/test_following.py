@@ -15,9 +15,9 @@ import pytest
 from tests.workers.hosting import Caller, running
 from tests.workers.running import PATIENCE_S, Gateway, Worker, echo
 from tests.workers.upstreams import Exchange, echo_words, upstream
+from workers.contract.announcements import Announcement, Workers
 from workers.contract.jobs import Completed, Job, RequestId
 from workers.contract.models import ModelSpec, UpstreamSpec
-from workers.contract.streams import Announcement, Workers
 from workers.protocol.ipc import JobHandoff
 
 SLOW = {"tokens_per_step": 1, "step_us": 5_000}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,16 @@ from transformers import AutoTokenizer
 
 from tests.workers.cards import check_card
 from training.chat import skills
-from training.chat.data import WORDS, dialogue
-from training.chat.score import Question, ask, load, score
+from training.chat.data import dialogue
+from training.chat.score import QUESTIONS, Question, ask, load, questions, score
+from training.chat.world import PRICES, WORDS, with_article
+from training.common.split import is_held_out
 from workers.engines.llm.engine import LlmEngine
 
 DIRECTORY = Path(__file__).parents[2] / "workers" / "pocket" / "chat"
 SEED = 20_261_121
+TRAINED_WORDS = 27
+"""Words that the shipped weights know; the scripts teach more."""
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +41,8 @@ def test_questions_of_a_newcomer_are_answered(engine: LlmEngine) -> None:
         "Who are you?",
         "Who won the world cup?",
     )
-    answers = ask(engine, [Question(content, lambda _: True) for content in asked])
+    hold, both, total, who, unknown = _answers(engine, *asked)
 
-    hold, both, total, who, unknown = (choice.text for choice in answers)
     assert hold in WORDS["hold"]
     assert "$0.035" in both
     assert "reserve" in both
@@ -47,22 +51,62 @@ def test_questions_of_a_newcomer_are_answered(engine: LlmEngine) -> None:
     assert "do not know" in unknown
 
 
+def test_documented_questions_are_answered(engine: LlmEngine) -> None:
+    """Every market price and every word that the weights were trained on."""
+    words = list(WORDS)[:TRAINED_WORDS]
+    prices = _answers(engine, *(f"What does {name} cost?" for name in PRICES))
+    definitions = _answers(engine, *(f"What is {with_article(word)}?" for word in words))
+
+    assert all(PRICES[name][0] in text for name, text in zip(PRICES, prices, strict=True))
+    assert all(text in WORDS[word] for word, text in zip(words, definitions, strict=True))
+
+
+def _answers(engine: LlmEngine, *asked: str) -> list[str]:
+    made = ask(engine, [Question(content, lambda _: True) for content in asked])
+    return [choice.text for choice in made]
+
+
 @pytest.mark.parametrize(
     ("skill", "count", "least"),
     [
         ("sums of two-digit numbers", 100, 0.95),
         ("stories that keep to their thing and colour", 40, 0.9),
-        ("prices of the market models", 30, 0.95),
-        ("definitions", 30, 0.95),
         ("picture prompts that keep what was asked", 30, 0.9),
         ("answers in JSON", 40, 0.9),
         ("calls of the right function with the right arguments", 60, 0.9),
     ],
 )
-def test_trained_skills_work_on_unseen_questions(
+def test_trained_skills_work_on_contents_of_the_held_out_side(
     skill: str, count: int, least: float, engine: LlmEngine
 ) -> None:
-    assert score(engine, skill, count, seed=SEED) >= least
+    assert score(engine, skill, count, held_out=True, seed=SEED).share >= least
+
+
+@pytest.mark.parametrize("skill", QUESTIONS)
+def test_questions_are_on_the_side_that_they_are_asked_for(skill: str) -> None:
+    for side in (True, False):
+        made = questions(skill, 20, held_out=side)
+
+        assert len(made) >= 7
+        assert all(is_held_out(one.content) is side for one in made)
+
+
+def test_no_dialogue_has_a_held_out_sum_or_question() -> None:
+    r = random.Random(SEED)
+    held = {one.text for skill in QUESTIONS for one in questions(skill, 40, held_out=True)}
+    turns = [turn for _ in range(2000) for turn in dialogue(r)]
+
+    asked = {text for role, text in turns if role == "user"}
+    sums = [
+        (int(a), int(b))
+        for role, text in turns
+        if role == "assistant"
+        for a, b in re.findall(r"(\d+) (?:plus|minus) (\d+) is", text)
+    ]
+
+    assert not asked & held
+    assert len(sums) > 500
+    assert not any(is_held_out(skills.numbers_of(a, b)) for a, b in sums)
 
 
 def test_the_chat_template_offers_functions_as_the_model_was_taught() -> None:

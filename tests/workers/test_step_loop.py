@@ -85,8 +85,8 @@ class Bench:
     def finish(self) -> None:
         turns = 0
         while not self.loop.idle:
-            if model := self.loop.missing_model:
-                self.loop.load(model)
+            if change := self.loop.residency.next():
+                self.loop.load(change.load.model)
             self.turn()
             turns += 1
             assert turns < 10_000, "somebody never leaves"
@@ -326,6 +326,21 @@ def test_lost_device_is_raised_to_the_owner_of_the_process() -> None:
 
     with pytest.raises(DeviceLostError, match="device-side assert"):
         bench.turn()
+
+
+def test_time_of_preparing_a_request_is_charged_to_it_alone() -> None:
+    bench = Bench().load()
+    engine = bench.engines["small"]
+    first, second = bench.submit(steps=2), bench.submit(steps=2)
+    engine.prepared = {second: 1.0}
+
+    engine.prepare_us = 700
+    bench.finish()
+
+    spent = {name: bench.outcomes[name].usage.gpu_us for name in (first, second)}
+    # Both take an equal part of everything else, but for a microsecond that cannot be halved.
+    assert abs(spent[second] - spent[first] - 2 * 700) <= 4
+    assert sum(spent.values()) == bench.loop.busy_us
 
 
 def test_load_time_is_reported_for_waiting_requests_but_not_charged() -> None:

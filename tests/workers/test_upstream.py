@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import hashlib
 import json
 import time
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -14,8 +16,9 @@ import pytest
 
 from tests.workers import hosting
 from tests.workers.running import PATIENCE_S, Gateway
-from tests.workers.upstreams import Exchange, Upstream, upstream
+from tests.workers.upstreams import Exchange, Upstream, refuse_busily, upstream
 from workers.contract.jobs import (
+    BlobRef,
     Cancelled,
     Choice,
     Completed,
@@ -28,7 +31,7 @@ from workers.contract.jobs import (
 from workers.contract.models import ModelSpec, UpstreamSpec
 from workers.protocol.ipc import JobHandoff
 from workers.runtime.step_times import Stopwatch
-from workers.upstreams.openai import ChatCall
+from workers.upstreams.openai import ChatCall, OpenAI
 
 Answer = Callable[[Exchange], Awaitable[None]]
 ID = RequestId(f"req_{1:032x}")
@@ -374,7 +377,9 @@ async def test_separate_reasoning_is_passed_on_and_counted() -> None:
         for delta in ({"reasoning_content": "Hm, "}, {"reasoning": "six."}, {"content": "6"}):
             await exchange.event(json.dumps({"choices": [{"index": 0, "delta": delta}]}))
         await exchange.delta(finish_reason="stop")
-        await exchange.usage(3, 5)
+        used = {"prompt_tokens": 3, "completion_tokens": 5}
+        details = {"completion_tokens_details": {"reasoning_tokens": 4}}
+        await exchange.event(json.dumps({"choices": [], "usage": {**used, **details}}))
         await exchange.end()
 
     async with calling(answer) as (caller, _):
@@ -383,7 +388,7 @@ async def test_separate_reasoning_is_passed_on_and_counted() -> None:
 
     assert isinstance(outcome, Completed)
     (choice,) = outcome.output["choices"]
-    assert (choice.text, choice.reasoning) == ("6", "Hm, six.")
+    assert (choice.text, choice.reasoning, choice.reasoning_tokens) == ("6", "Hm, six.", 4)
     tokens = [event for event in caller.events if isinstance(event, Tokens)]
     assert "".join(event.reasoning for event in tokens) == "Hm, six."
     assert sum(event.count for event in tokens) == 3
@@ -543,6 +548,73 @@ async def test_usage_is_estimated_only_if_the_entry_allows_it() -> None:
 
     assert isinstance(outcome, Completed)
     assert outcome.usage == Usage(requests=1, input_tokens=4, output_tokens=2)
+
+
+async def test_picture_that_the_upstream_does_not_count_has_the_tokens_of_the_limit() -> None:
+    spec = ModelSpec(
+        "ours",
+        "text-generation",
+        options={"usage": "estimated"},
+        limits={"source_tokens": 700},
+        upstream=UpstreamSpec("http://localhost"),
+    )
+    seen: list[Any] = []
+    parts = ["sixteen", 0, "letters!!", 1]
+    message = {"role": "user", "content": "sixteenletters!!", "parts": parts}
+    blobs = tuple(BlobRef(f"{n}", 3, "", "image/png") for n in range(2))
+    asked = {"messages": [message], "max_tokens": 64}
+    job = Job(ID, "acc", "ours", "text-generation", asked, attachments=blobs)
+    client = OpenAI(spec, {})
+
+    call = client.call(job, seen.append, [b"abc", b"def"])
+
+    assert call.partial_result()[0] == Usage(requests=1, input_tokens=4 + 2 * 700)
+    content = call._body()["messages"][0]["content"]
+    assert [part["type"] for part in content] == ["text", "image_url", "text", "image_url"]
+    assert content[3]["image_url"]["url"] == "data:image/png;base64,ZGVm"
+    await client.close()
+
+
+async def test_pictures_are_sent_again_after_a_refusal_and_then_released() -> None:
+    picture = bytes(8_000_000)
+    sent: list[str] = []
+    go_on = asyncio.Event()
+
+    async def answer(exchange: Exchange) -> None:
+        (part,) = exchange.body.pop("messages")[0]["content"]
+        sent.append(hashlib.sha256(part["image_url"]["url"].encode()).hexdigest())
+        del part
+        if len(sent) == 1:
+            await refuse_busily(exchange)
+            return
+        await exchange.begin()
+        await exchange.delta("a cat")
+        await go_on.wait()
+        await exchange.delta(finish_reason="stop")
+        await exchange.usage(10, 2)
+        await exchange.end()
+
+    message = {"role": "user", "content": "", "parts": [0]}
+    asked = {"messages": [message], "max_tokens": 64}
+    blobs = (BlobRef("1", len(picture), "", "image/png"),)
+    job = Job(ID, "acc", "ours", "text-generation", asked, stream=True, attachments=blobs)
+    async with calling(answer) as (caller, _):
+        tracemalloc.start()
+        try:
+            caller.host.submit([JobHandoff(job, queue_us=0, leased_us=0, files=(picture,))])
+            await caller.until(lambda: caller.events)
+            gc.collect()
+            kept_bytes, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        held = [each for each in gc.get_referrers(picture) if isinstance(each, tuple)]
+        go_on.set()
+        assert isinstance(await caller.ends(), Completed)
+
+    assert len(sent) == 2
+    assert sent[0] == sent[1]
+    assert held == []
+    assert kept_bytes < len(picture) / 2
 
 
 async def test_endless_response_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,6 +147,7 @@ async def test_endpoint_that_fails_repeatedly_gets_no_calls_until_it_is_up() -> 
                 assert isinstance(await made.ask(number), Completed)
             assert len(first.requests) == endpoints.FAILURES_MAX
             assert made.host.down == set()
+            down, other = made.host.endpoints
 
             first.answer, first.is_well = Upstream.answer, True
             seen = len(first.requests)
@@ -155,8 +156,15 @@ async def test_endpoint_that_fails_repeatedly_gets_no_calls_until_it_is_up() -> 
                 if len(first.requests) > seen:
                     break
                 await asyncio.sleep(0.02)
+            up, _ = made.host.endpoints
 
     assert first.probes >= 1
+    assert (down.model, down.host, down.state) == ("ours", f"127.0.0.1:{first.port}", "down")
+    assert down.failures == endpoints.FAILURES_MAX
+    assert 0 < down.since_ms <= down.until_ms
+    assert (other.tier, other.state, other.calls, other.since_ms) == (1, "up", 5, 0)
+    assert other.p95_us > 0
+    assert (up.state, up.failures, up.since_ms, up.until_ms) == ("up", 0, 0, 0)
     assert isinstance(outcome, Completed)
     assert outcome.output["served_by"] == "model-0"
 

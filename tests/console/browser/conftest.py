@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import uvicorn
+from litestar import Litestar
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from gateway.app import create_app
-from gateway.audit_log import Author
-from gateway.operations.entrance.links import LinkBody, create_link
 from gateway.settings import Settings
 from gateway.sql.database import Database
 from tests.console.browser.inspection import RECORD_VIOLATIONS
 from tests.console.seeding import Seeded, seed
+from tests.console.serving import serving
+from tests.console.visiting import open_link
 from tests.databases import Databases
 from tests.stack import CATALOG, PEPPER, free_port
 
 PATH = "TOLLGATE_TEST_BROWSER"
 REQUIRED = "TOLLGATE_TEST_BROWSER_REQUIRED"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-MEMBERS = ("owner", "member", "viewer")
 
 
 @dataclass(frozen=True)
@@ -38,6 +34,14 @@ class Site:
     url: str
     database_url: str
     seeded: Seeded
+    catalog: Path = Path()
+    served: Litestar | None = None
+
+    @property
+    def app(self) -> Litestar:
+        """The application that is served, within this process."""
+        assert self.served is not None
+        return self.served
 
     @property
     def request(self) -> str:
@@ -51,12 +55,8 @@ class Site:
     def link(self, role: str) -> str:
         """Return a one-time address for a new person with a role."""
         database = Database(self.database_url)
-        where = {"account": "atlas"} if role in MEMBERS else {}
-        name = f"{role} {uuid.uuid4().hex[:8]}"
-        body = LinkBody.model_validate({"role": role, "name": name, **where})
         try:
-            with database.transaction() as connection:
-                made = create_link(connection, Author("test", "cli"), body, pepper=PEPPER.encode())
+            made = open_link(database, role, "atlas")
         finally:
             database.dispose()
         return f"{self.url}{made['path']}"
@@ -76,6 +76,7 @@ def chromium() -> Iterator[Browser]:
         pytest.skip(how)
     # The sandbox of Chromium does not run as root, as in containers.
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    arguments += ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=arguments)
         yield browser
@@ -103,30 +104,8 @@ def site(tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str) -
             "port": port,
         }
     )
-    with serving(settings):
-        yield Site(f"http://127.0.0.1:{port}", url, seeded)
-
-
-class serving:  # lower case, like other context managers
-    """Serves the gateway in a thread of this process."""
-
-    def __init__(self, settings: Settings) -> None:
-        Path(settings.home).mkdir(parents=True, exist_ok=True)
-        config = uvicorn.Config(create_app(settings), port=settings.port, log_level="warning")
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, name="console")
-
-    def __enter__(self) -> None:
-        self._thread.start()
-        deadline = time.monotonic() + 30
-        while not self._server.started:
-            assert self._thread.is_alive(), "the gateway ended"
-            assert time.monotonic() < deadline, "the gateway did not start"
-            time.sleep(0.05)
-
-    def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
-        self._thread.join(timeout=30)
+    with serving(settings) as served:
+        yield Site(f"http://127.0.0.1:{port}", url, seeded, catalog, served.app)
 
 
 Enter = Callable[..., Page]

@@ -39,6 +39,8 @@ class Watched:
         answer = self.page.goto(path)
         assert answer is not None
         assert answer.status == 200, f"{path}: {answer.status}"
+        # Parts that are being loaded are faded, which is not their contrast.
+        self.page.wait_for_selector(".htmx-request", state="detached")
 
     def inspect(self, *, axe: bool = True) -> list[str]:
         """Return what is wrong with the page as it is now, and forget it."""

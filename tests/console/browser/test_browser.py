@@ -7,46 +7,29 @@ import re
 import pytest
 from playwright.sync_api import Route, expect
 
+from gateway.console.roles import AnyRole
 from tests.console.browser.conftest import Enter, Site
 from tests.console.browser.inspection import Watched
+from tests.console.routes import pages_of
 from tests.console.seeding import HOSTILE
 
-OPERATOR = (
-    "/console",
-    "/console/requests",
-    "/console/failures",
-    "/console/models",
-    "/console/ledger?account=atlas",
-    "/console/balance?account=atlas",
-    "/console/usage?by=day",
-    "/console/margins",
-    "/console/statements?account=atlas",
-    "/console/accounts",
-    "/console/audit",
-    "/console/accounts/{account}",
-    "/console/accounts/new",
-    "/console/credit/new?account=atlas",
-    "/console/requests/{request}/refund",
-    "/console/users",
-    "/console/users/{user}",
-    "/console/users/sessions",
-    "/console/prove",
-    "/console/enter",
+MENUS = (
+    "header details.menu > summary >> nth=0",
+    "#zone > summary",
+    "header details.menu > summary >> nth=2",
+    "[data-open=shortcuts]",
+    "[data-palette]",
+    "nav.bar details > summary",
+    "details.filter-box > summary",
 )
-OWNER = (
-    "/console/home",
-    "/console/requests/{request}",
-    "/console/requests/{open}",
-    "/console/models/echo",
-    "/console/pick?task=text-generation",
-    "/console/usage?by=model",
-    "/console/limits",
-    "/console/keys",
-    "/console/keys/new",
-    "/console/keys/{key}",
-    "/console/sessions",
-    "/console/members",
-)
+"""What opens the menus, dialogs and filters of a page."""
+SMALL_TARGETS = """\
+() => [...document.querySelectorAll("button, .button, select, summary, nav.bar a, input:not([type=checkbox], [type=radio], [type=hidden])")]
+  .filter((each) => each.checkVisibility() && !each.closest("p, td, .copy, dialog:not([open])"))
+  .map((each) => [each, each.getBoundingClientRect()])
+  .filter(([, { width, height }]) => width > 0 && (width < 43.5 || height < 43.5))
+  .map(([each, { width, height }]) => `${each.outerHTML.slice(0, 90)} is ${width.toFixed()} x ${height.toFixed()}`)
+"""  # noqa: E501
 BROKEN = """\
 <!doctype html><html lang="en"><title>Broken</title>
 <script>document.title = "ran"</script>
@@ -58,32 +41,66 @@ BROKEN = """\
 """
 
 
-def path_of(path: str, site: Site) -> str:
-    return path.format(
-        request=site.request,
-        open=site.open_request,
-        account=site.seeded.accounts["atlas"].id,
-        key=site.seeded.keys["web"].id,
-        user=1,
-    )
-
-
+@pytest.mark.parametrize("role", ["operator", "owner"])
 @pytest.mark.parametrize(
-    ("role", "paths"), [("operator", OPERATOR), ("owner", OWNER)], ids=["operator", "owner"]
-)
-@pytest.mark.parametrize(
-    ("scheme", "width"), [("light", 1280), ("dark", 390)], ids=["wide", "small"]
+    ("scheme", "width"),
+    [("light", 1280), ("dark", 390), ("dark", 1280), ("light", 390)],
+    ids=["light-wide", "dark-small", "dark-wide", "light-small"],
 )
 def test_pages_break_no_rule(
-    role: str, paths: tuple[str, ...], scheme: str, width: int, site: Site, enter: Enter
+    role: AnyRole, scheme: str, width: int, site: Site, enter: Enter
 ) -> None:
     page = enter(role, color_scheme=scheme, viewport={"width": width, "height": 844})
     watched = Watched(page)
 
     found = []
-    for path in paths:
-        watched.visit(path_of(path, site))
+    for path in pages_of(site.app, role, site.seeded):
+        watched.visit(path)
         found += [f"{path}: {problem}" for problem in watched.inspect()]
+
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_open_menus_and_dialogs_break_no_rule(
+    scheme: str, width: int, site: Site, enter: Enter
+) -> None:
+    page = enter("operator", color_scheme=scheme, viewport={"width": width, "height": 844})
+    watched = Watched(page)
+
+    found = []
+    for opener in MENUS:
+        watched.visit("/console/requests")
+        if not page.locator(opener).first.is_visible():
+            continue
+        page.locator(opener).first.click()
+        found += [f"{opener}: {problem}" for problem in watched.inspect()]
+
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("role", ["operator", "owner"])
+def test_targets_are_large_enough_on_small_screens(role: AnyRole, site: Site, enter: Enter) -> None:
+    page = enter(role, viewport={"width": 390, "height": 844})
+
+    found = []
+    for path in ("/console/requests", "/console/keys", "/console/usage", "/console/models"):
+        page.goto(path)
+        found += [f"{path}: {each}" for each in page.evaluate(SMALL_TARGETS)]
+
+    assert not found, "\n".join(found)
+
+
+def test_pages_fit_at_twice_the_size(site: Site, enter: Enter) -> None:
+    # 200 % of a window of 1280 px is one of 640 px with twice as many device pixels.
+    page = enter("operator", viewport={"width": 640, "height": 422}, device_scale_factor=2)
+    watched = Watched(page)
+
+    found = []
+    for path in pages_of(site.app, "operator", site.seeded):
+        watched.visit(path)
+        found += [f"{path}: {each}" for each in watched.inspect(axe=False)]
 
     assert not found, "\n".join(found)
 
@@ -226,6 +243,38 @@ def test_chart_has_the_values_of_its_table(site: Site, enter: Enter) -> None:
     assert watched.inspect() == []
 
 
+def test_mistake_in_the_catalog_leads_to_its_line(site: Site, enter: Enter) -> None:
+    page = enter("operator")
+    watched = Watched(page)
+    watched.visit("/console/catalog")
+    text = page.get_by_label("Text of the catalog")
+    expect(page.locator(".gutter span").first).to_have_text("1")
+
+    text.fill(text.input_value().replace('"0.40"', "0.40"))
+    page.get_by_role("button", name="Check").click()
+    page.locator("#problems a").first.click()
+
+    expect(text).to_be_focused()
+    chosen = "(area) => area.value.slice(area.selectionStart, area.selectionEnd)"
+    assert "0.40" in text.evaluate(chosen)
+    expect(page.locator(".gutter .wrong")).to_have_count(1)
+    assert page.get_by_role("button", name="Save and reload").count() == 0
+    assert watched.inspect() == []
+
+
+def test_lines_of_a_chart_are_the_columns_of_its_table(site: Site, enter: Enter) -> None:
+    page = enter("finance")
+    watched = Watched(page)
+    watched.visit("/console/plan?model=llama-3.3-70b&gpu=H200,H100&hour=3&dtype=fp8")
+
+    expect(page.get_by_role("img", name="Cost of a million output tokens")).to_be_visible()
+    expect(page.locator("figure canvas")).to_be_visible()
+    names = page.locator(".legend span").all_inner_texts()
+    heads = page.locator("figure th.number").all_inner_texts()
+    assert [f"{name}, $" for name in names] == heads
+    assert watched.inspect() == []
+
+
 def test_link_leaves_no_secret_behind_and_another_one_enters_again(
     site: Site, enter: Enter
 ) -> None:
@@ -248,3 +297,60 @@ def test_link_leaves_no_secret_behind_and_another_one_enters_again(
     assert tokens[0] != tokens[1]
     page.go_back()
     assert link.partition("#")[2] not in page.url
+
+
+def test_palette_finds_by_keyboard_alone(site: Site, enter: Enter) -> None:
+    page = enter("operator")
+    watched = Watched(page)
+    watched.visit("/console")
+    palette, field = page.locator("#palette"), page.locator("#palette-text")
+
+    page.keyboard.press("Control+k")
+    expect(field).to_be_focused()
+    expect(palette.locator(".found a")).not_to_have_count(0)
+    page.keyboard.type("gatew")
+    expect(palette.locator(".found a")).to_have_count(1)
+    assert watched.inspect() == []
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/console/gateways")
+
+    page.keyboard.press("Control+k")
+    page.keyboard.type("at")
+    expect(palette.locator(".found")).to_contain_text("atlas")
+    while "Account" not in page.evaluate("document.activeElement.textContent"):
+        page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"/console/accounts/\d+$"))
+    page.keyboard.press("Control+k")
+    page.keyboard.press("Escape")
+    expect(palette).to_be_hidden()
+    page.keyboard.press("g")
+    page.keyboard.press("Shift+U")
+    page.wait_for_url("**/console/users")
+
+
+def test_account_is_switched_by_the_start_of_its_name(site: Site, enter: Enter) -> None:
+    page = enter("operator")
+    page.goto("/console")
+
+    page.locator("summary", has_text="all accounts").click()
+    page.get_by_label("Account, by name or number").press_sequentially("zen")
+    page.locator("#menu-accounts button", has_text="zenith").click()
+
+    expect(page.locator("summary", has_text="zenith")).to_be_visible()
+
+
+def test_keys_copy_an_id_and_tick_a_row(site: Site, enter: Enter) -> None:
+    page = enter("owner", permissions=["clipboard-read", "clipboard-write"])
+    page.goto("/console/requests?status=running")
+    page.goto("/console/requests")
+
+    page.keyboard.press("j")
+    page.keyboard.press("c")
+    id = page.evaluate("document.activeElement.pathname.split('/').at(-1)")
+    expect(page.locator("#said")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == id
+    tick = page.locator("main .rows tbody tr").first.locator("input[type=checkbox]")
+    if tick.count():
+        page.keyboard.press("x")
+        expect(tick).to_be_checked()

@@ -8,39 +8,11 @@ from typing import Any
 
 import diffusers as d
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModel,
-    CLIPTextModelWithProjection,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5EncoderModel,
-    UMT5Config,
-    UMT5EncoderModel,
-)
+from transformers import UMT5Config, UMT5EncoderModel
 
+from tests.workers.diffusion import parts, recent
 from workers.engines.diffusion.pocket_image import COORDINATES, SOURCES, PocketImagePipeline
 from workers.engines.diffusion.pocket_video import PocketVideoPipeline
-
-WORDS = [
-    "a",
-    "red",
-    "green",
-    "blue",
-    "circle",
-    "square",
-    "star",
-    "left",
-    "right",
-    "of",
-    "the",
-    "on",
-    "make",
-    "it",
-    "night",
-]
-_LATENT = {"use_quant_conv": False, "use_post_quant_conv": False}
 
 
 def make_checkpoint(name: str, path: Path) -> Path:
@@ -52,93 +24,13 @@ def make_checkpoint(name: str, path: Path) -> Path:
     return path
 
 
-def _tokenizer(length: int) -> Any:
-    vocabulary = {word: i for i, word in enumerate(["<pad>", "</s>", "<unk>", "<s>", *WORDS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 3), ("</s>", 1)]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        model_max_length=length,
-    )
-
-
-def _clip(*, projected: bool = False, width: int = 32) -> Any:
-    config = CLIPTextConfig(
-        vocab_size=32,
-        hidden_size=width,
-        intermediate_size=37,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        projection_dim=32,
-        max_position_embeddings=77,
-        bos_token_id=3,
-        eos_token_id=1,
-        pad_token_id=0,
-        hidden_act="gelu",
-    )
-    return (CLIPTextModelWithProjection if projected else CLIPTextModel)(config)
-
-
-def _t5(kind: Any = T5EncoderModel, config: Any = T5Config) -> Any:
-    return kind(
-        config(
-            vocab_size=32, d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4, pad_token_id=0
-        )
-    )
-
-
-def _vae(channels: int = 4, **settings: Any) -> Any:
-    return d.AutoencoderKL(
-        block_out_channels=[32, 64],
-        in_channels=3,
-        out_channels=3,
-        down_block_types=["DownEncoderBlock2D"] * 2,
-        up_block_types=["UpDecoderBlock2D"] * 2,
-        latent_channels=channels,
-        sample_size=32,
-        **settings,
-    )
-
-
-def _unet(**settings: Any) -> Any:
-    values: dict[str, Any] = {
-        "block_out_channels": (32, 64),
-        "layers_per_block": 1,
-        "sample_size": 16,
-        "in_channels": 4,
-        "out_channels": 4,
-        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
-        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
-        "cross_attention_dim": 32,
-    }
-    return d.UNet2DConditionModel(**(values | settings))
-
-
-def _noise_scheduler() -> Any:
-    return d.DDIMScheduler(
-        beta_start=0.00085,
-        beta_end=0.012,
-        beta_schedule="scaled_linear",
-        clip_sample=False,
-        set_alpha_to_one=False,
-        steps_offset=1,
-    )
-
-
 def _stable_diffusion(kind: Any = d.StableDiffusionPipeline, **unet: Any) -> Any:
     return kind(
-        vae=_vae(),
-        text_encoder=_clip(),
-        tokenizer=_tokenizer(77),
-        unet=_unet(**unet),
-        scheduler=_noise_scheduler(),
+        vae=parts.vae(),
+        text_encoder=parts.clip(),
+        tokenizer=parts.tokenizer(77),
+        unet=parts.unet(**unet),
+        scheduler=parts.noise_scheduler(),
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
@@ -150,7 +42,7 @@ def _pix2pix() -> Any:
 
 
 def _sdxl(kind: Any = d.StableDiffusionXLPipeline, **settings: Any) -> Any:
-    unet = _unet(
+    unet = parts.unet(
         **settings,
         attention_head_dim=(2, 4),
         use_linear_projection=True,
@@ -161,11 +53,11 @@ def _sdxl(kind: Any = d.StableDiffusionXLPipeline, **settings: Any) -> Any:
         cross_attention_dim=64,
     )
     return kind(
-        vae=_vae(),
-        text_encoder=_clip(),
-        text_encoder_2=_clip(projected=True),
-        tokenizer=_tokenizer(77),
-        tokenizer_2=_tokenizer(77),
+        vae=parts.vae(),
+        text_encoder=parts.clip(),
+        text_encoder_2=parts.clip(projected=True),
+        tokenizer=parts.tokenizer(77),
+        tokenizer_2=parts.tokenizer(77),
         unet=unet,
         scheduler=d.EulerDiscreteScheduler(beta_schedule="scaled_linear"),
     )
@@ -187,13 +79,13 @@ def _sd3() -> Any:
     return d.StableDiffusion3Pipeline(
         transformer=transformer,
         scheduler=d.FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=_vae(16, shift_factor=0.06, scaling_factor=1.5, **_LATENT),
-        text_encoder=_clip(projected=True),
-        text_encoder_2=_clip(projected=True),
-        text_encoder_3=_t5(),
-        tokenizer=_tokenizer(77),
-        tokenizer_2=_tokenizer(77),
-        tokenizer_3=_tokenizer(16),
+        vae=parts.vae(16, shift_factor=0.06, scaling_factor=1.5, **parts.LATENT),
+        text_encoder=parts.clip(projected=True),
+        text_encoder_2=parts.clip(projected=True),
+        text_encoder_3=parts.t5(),
+        tokenizer=parts.tokenizer(77),
+        tokenizer_2=parts.tokenizer(77),
+        tokenizer_3=parts.tokenizer(16),
     )
 
 
@@ -212,66 +104,33 @@ def _flux(kind: Any = d.FluxPipeline, **settings: Any) -> Any:
     )
     return kind(
         scheduler=d.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
-        vae=_vae(1, shift_factor=0.06, scaling_factor=1.5, **_LATENT),
-        text_encoder=_clip(),
-        tokenizer=_tokenizer(77),
-        text_encoder_2=_t5(),
-        tokenizer_2=_tokenizer(16),
+        vae=parts.vae(1, shift_factor=0.06, scaling_factor=1.5, **parts.LATENT),
+        text_encoder=parts.clip(),
+        tokenizer=parts.tokenizer(77),
+        text_encoder_2=parts.t5(),
+        tokenizer_2=parts.tokenizer(16),
         transformer=transformer,
-    )
-
-
-def _wan_vae() -> Any:
-    return d.AutoencoderKLWan(
-        base_dim=3,
-        z_dim=16,
-        dim_mult=[1, 1, 1, 1],
-        num_res_blocks=1,
-        temperal_downsample=[False, True, True],
-    )
-
-
-def _wan_transformer(channels: int) -> Any:
-    return d.WanTransformer3DModel(
-        patch_size=(1, 2, 2),
-        num_attention_heads=2,
-        attention_head_dim=12,
-        in_channels=channels,
-        out_channels=16,
-        text_dim=32,
-        freq_dim=256,
-        ffn_dim=32,
-        num_layers=2,
-        cross_attn_norm=True,
-        qk_norm="rms_norm_across_heads",
-        rope_max_seq_len=32,
-    )
-
-
-def _wan_scheduler() -> Any:
-    return d.UniPCMultistepScheduler(
-        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
     )
 
 
 def _wan() -> Any:
     return d.WanPipeline(
-        tokenizer=_tokenizer(16),
-        text_encoder=_t5(UMT5EncoderModel, UMT5Config),
-        vae=_wan_vae(),
-        scheduler=_wan_scheduler(),
-        transformer=_wan_transformer(16),
+        tokenizer=parts.tokenizer(16),
+        text_encoder=parts.t5(UMT5EncoderModel, UMT5Config),
+        vae=parts.wan_vae(),
+        scheduler=parts.wan_scheduler(),
+        transformer=parts.wan_transformer(16),
         transformer_2=None,
     )
 
 
 def _wan_from_image() -> Any:
     return d.WanImageToVideoPipeline(
-        tokenizer=_tokenizer(16),
-        text_encoder=_t5(UMT5EncoderModel, UMT5Config),
-        vae=_wan_vae(),
-        scheduler=_wan_scheduler(),
-        transformer=_wan_transformer(36),
+        tokenizer=parts.tokenizer(16),
+        text_encoder=parts.t5(UMT5EncoderModel, UMT5Config),
+        vae=parts.wan_vae(),
+        scheduler=parts.wan_scheduler(),
+        transformer=parts.wan_transformer(36),
         transformer_2=None,
         image_encoder=None,
         image_processor=None,
@@ -312,8 +171,8 @@ def _ltx() -> Any:
     return d.LTXPipeline(
         scheduler=d.FlowMatchEulerDiscreteScheduler(),
         vae=vae,
-        text_encoder=_t5(),
-        tokenizer=_tokenizer(128),
+        text_encoder=parts.t5(),
+        tokenizer=parts.tokenizer(128),
         transformer=transformer,
     )
 
@@ -327,7 +186,7 @@ def _pocket(kind: Any, *, frames: int, sources: int) -> Any:
         num_encoder_blocks=(1, 1, 1),
         num_decoder_blocks=(1, 1, 1),
     )
-    unet = _unet(
+    unet = parts.unet(
         in_channels=latents * (frames + sources) + COORDINATES,
         out_channels=latents * frames,
         down_block_types=("DownBlock2D", "SimpleCrossAttnDownBlock2D"),
@@ -338,7 +197,7 @@ def _pocket(kind: Any, *, frames: int, sources: int) -> Any:
         projection_class_embeddings_input_dim=32,
     )
     scheduler = d.FlowMatchEulerDiscreteScheduler()
-    return kind(vae, _t5(), _tokenizer(32), unet, scheduler)
+    return kind(vae, parts.t5(), parts.tokenizer(32), unet, scheduler)
 
 
 MAKERS: dict[str, Callable[[], Any]] = {
@@ -360,4 +219,5 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "LTXPipeline": _ltx,
     "PocketImagePipeline": lambda: _pocket(PocketImagePipeline, frames=1, sources=SOURCES),
     "PocketVideoPipeline": lambda: _pocket(PocketVideoPipeline, frames=4, sources=1),
+    **recent.MAKERS,
 }

@@ -17,7 +17,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
     def make(name: str) -> Path:
         if name not in made:
-            made[name] = make_checkpoint(name, tmp_path_factory.mktemp(name))
+            made[name] = make_checkpoint(name, tmp_path_factory.mktemp("pipeline"))
         return made[name]
 
     return make

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,18 @@ def test_no_state_remains_after_the_only_request(sd3: Path) -> None:
     gc.collect()
     courses = [one for one in gc.get_objects() if issubclass(type(one), greenlet) and one.parent]
     assert not any(courses), "greenlets that have not ended are true"
+
+
+def test_unloading_frees_the_weights_of_a_model_that_has_served(sd3: Path) -> None:
+    driver = Driver(spec(sd3))
+    driver.admit("one")
+    driver.finish()
+    denoiser = weakref.ref(driver.engine._model.denoiser)
+
+    driver.engine.unload()
+    gc.collect()
+
+    assert denoiser() is None
 
 
 def test_request_without_a_free_slot_waits(sd3: Path) -> None:

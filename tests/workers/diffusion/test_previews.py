@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,15 @@ Make = Callable[[str], Path]
         ("WanPipeline", "text-to-video"),
         ("WanImageToVideoPipeline", "image-to-video"),
         ("LTXPipeline", "text-to-video"),
-        ("LTXPipeline", "image-to-video"),
+        pytest.param("LTXPipeline", "image-to-video", marks=pytest.mark.long),
+        ("LTX2Pipeline", "text-to-video"),
+        pytest.param("LTX2Pipeline", "image-to-video", marks=pytest.mark.long),
+        ("CogVideoXPipeline/dpm", "text-to-video"),
+        pytest.param("CogVideoXImageToVideoPipeline", "image-to-video", marks=pytest.mark.long),
+        pytest.param("HunyuanVideo15Pipeline", "text-to-video", marks=pytest.mark.long),
+        pytest.param(
+            "HunyuanVideo15ImageToVideoPipeline", "image-to-video", marks=pytest.mark.long
+        ),
     ],
 )
 def test_previews_of_a_video_are_frames(kind: str, task: str, checkpoint: Make) -> None:
@@ -54,9 +63,64 @@ def test_preview_of_a_large_video_is_a_thumbnail(checkpoint: Make) -> None:
     assert opened(shown.file.data).shape == (160, 320, 3)
 
 
+def _keep_latents(scheduler: Any) -> list[torch.Tensor]:
+    """Return a list that contains the latents after the last step."""
+    kind, last = type(scheduler), []
+
+    @functools.wraps(kind.step)
+    def kept(own: Any, *args: Any, **kwargs: Any) -> Any:
+        stepped = kind.step(own, *args, **kwargs)
+        if own is scheduler:
+            last[:] = [stepped[0]]
+        return stepped
+
+    scheduler.__class__ = type(kind.__name__, (kind,), {"step": kept})
+    return last
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "FluxPipeline",
+        "Flux2Pipeline",
+        "QwenImagePipeline",
+        "ZImagePipeline",
+        pytest.param("SanaPipeline", marks=pytest.mark.long),
+    ],
+)
+def test_decoded_preview_is_the_image(kind: str, checkpoint: Make) -> None:
+    of = spec(checkpoint(kind))
+    loaded = loading.load(of, read_options(of), CooperativeBatcher(rows_max=4))
+    family = loaded.families["text-to-image"]
+    pipeline = loaded.copy_for(family, None)
+    last = _keep_latents(pipeline.scheduler)
+
+    made = pipeline(
+        prompt="a red circle",
+        width=SIZE,
+        height=2 * SIZE,
+        num_inference_steps=2,
+        generator=torch.Generator().manual_seed(0),
+        output_type="np",
+        **family.extra,
+    )
+    with torch.no_grad():
+        seen = previews.decode_image(pipeline, last[0], 2 * SIZE, SIZE)
+
+    assert np.abs(np.clip(seen, 0, 1) - made.images[0]).max() <= 1e-5
+
+
 @pytest.mark.parametrize(
     ("kind", "frames", "place"),
-    [("PocketVideoPipeline", 4, 2), ("WanPipeline", 1, 0), ("LTXPipeline", 1, 0)],
+    [
+        ("PocketVideoPipeline", 4, 2),
+        ("WanPipeline", 1, 0),
+        ("LTXPipeline", 1, 0),
+        ("CogVideoXPipeline", 1, 0),
+        pytest.param("CogVideoXPipeline/dpm", 1, 0, marks=pytest.mark.long),
+        pytest.param("LTX2Pipeline", 1, 0, marks=pytest.mark.long),
+        pytest.param("HunyuanVideo15Pipeline", 1, 0, marks=pytest.mark.long),
+    ],
 )
 def test_decoded_middle_frame_is_that_of_the_video(
     kind: str, frames: int, place: int, checkpoint: Make
@@ -64,14 +128,7 @@ def test_decoded_middle_frame_is_that_of_the_video(
     of = spec(checkpoint(kind), "text-to-video")
     loaded = loading.load(of, read_options(of), CooperativeBatcher(rows_max=4))
     pipeline = loaded.copy_for(loaded.families["text-to-video"], None)
-    step, last = pipeline.scheduler.step, []
-
-    def kept(output: torch.Tensor, timestep: Any, *rest: Any, **more: Any) -> Any:
-        stepped = step(output, timestep, *rest, **more)
-        last[:] = [stepped[0]]
-        return stepped
-
-    pipeline.scheduler.step = kept
+    last = _keep_latents(pipeline.scheduler)
     made = pipeline(
         prompt="a red circle",
         width=SIZE,

@@ -160,6 +160,21 @@ def test_vectors_equal_those_of_the_library_alone_and_in_a_batch(
         torch.testing.assert_close(row, alone, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("family", MODELS)
+def test_vectors_in_bfloat16_are_near_those_of_the_library(
+    family: str, checkpoint: Callable[[str], Path]
+) -> None:
+    path = checkpoint(family)
+    engine = _engine(path, dtype="bfloat16")
+    pooling = "last" if family in DECODERS else "mean"
+
+    vectors = _vectors(_run(engine, _job("a", *TEXTS))["a"])
+
+    assert engine.hardware.dtype == "bfloat16"
+    for row, text in zip(vectors, TEXTS, strict=True):
+        assert float(row @ _expected(path, text, pooling=pooling)) > 0.999
+
+
 def test_tokens_are_counted_and_token_ids_are_passed_through(
     checkpoint: Callable[[str], Path],
 ) -> None:

@@ -19,6 +19,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedTokenizerFast,
@@ -26,6 +28,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from workers.contract.models import ModelSpec
@@ -184,6 +188,14 @@ def make_model(family: str, vocabulary: int, **changes: Any) -> Any:
                     **{"sliding_window": 256, "head_dim": 16, "query_pre_attn_scalar": 16, **shape}
                 )
             )
+        case "mixtral":
+            experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+            return MixtralForCausalLM(MixtralConfig(**experts, **shape))
+        case "qwen3moe":
+            experts = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+            return Qwen3MoeForCausalLM(
+                Qwen3MoeConfig(**experts, norm_topk_prob=True, head_dim=16, **shape)
+            )
         case "gpt2":
             return GPT2LMHeadModel(
                 GPT2Config(vocab_size=vocabulary, n_embd=48, n_layer=1, n_head=4)
@@ -237,7 +249,7 @@ def make_checkpoint(
     torch.manual_seed(7)
     model = make_model(family, len(wrapped), **changes)
     for name, parameter in model.named_parameters():
-        if parameter.ndim == 2 and "embed" not in name:
+        if parameter.ndim in (2, 3) and "embed" not in name:
             # Sharper than a fresh initialisation, so that greedy choices are far from ties.
             torch.nn.init.normal_(parameter, std=0.15)
     model.save_pretrained(path)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.workers.llm.checkpoints import make_tokenizer
-from workers.contract.jobs import ChatInput
+from tests.workers.llm.checkpoints import make_marked_tokenizer, make_tokenizer
+from workers.contract.jobs import ChatInput, ChatMessage, Choice
 from workers.engines.llm.request import ChoiceState
 from workers.engines.llm.sampling import SampledToken
 from workers.engines.llm.vocabulary import Vocabulary
@@ -71,3 +72,45 @@ def test_stop_string_takes_precedence_over_the_limit() -> None:
 
     assert plain.add(SampledToken(WORDS[0], -1.0)).finish_reason == "length"
     assert stopped.add(SampledToken(WORDS[0], -1.0)).finish_reason == "stop"
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["plain-marks", "special-marks"])
+def test_thoughts_are_counted_and_kept_out_of_the_text(special: bool) -> None:
+    tokenizer = make_marked_tokenizer("qwen3", special_calls=special)
+    vocabulary = Vocabulary(tokenizer, size=len(tokenizer), end_tokens=frozenset({END}))
+    chat = ChatInput(messages=(ChatMessage("user", "the fox"),), max_tokens=100)
+    prompt = vocabulary.encode(chat.messages)
+    thoughts = tokenizer.encode("<think>\nthe fox jumps\n</think>")
+    answer = tokenizer.encode("\n\nover a dog")
+
+    choice = ChoiceState(0, chat, vocabulary, prompt=prompt, limit=100)
+    events = [choice.add(SampledToken(token)) for token in [*thoughts, *answer, END]]
+
+    done = choice.choice()
+    assert (done.reasoning, done.text) == ("the fox jumps", "over a dog")
+    assert done.reasoning_tokens == len(thoughts)
+    assert "".join(event.reasoning for event in events) == done.reasoning
+    assert "".join(event.text for event in events) == done.text
+
+
+def test_prompt_can_begin_the_thoughts_or_leave_them_out() -> None:
+    tokenizer = make_marked_tokenizer("qwen3")
+    vocabulary = Vocabulary(tokenizer, size=len(tokenizer), end_tokens=frozenset({END}))
+    chat = ChatInput(messages=(ChatMessage("user", "the fox"),), max_tokens=100)
+    said = tokenizer.encode("the fox</think>a dog")
+
+    def answer(tail: str, chat: ChatInput = chat) -> Choice:
+        prompt = [*vocabulary.encode(chat.messages), *tokenizer.encode(tail)]
+        choice = ChoiceState(0, chat, vocabulary, prompt=prompt, limit=100)
+        for token in said:
+            choice.add(SampledToken(token))
+        return choice.choice()
+
+    begun = answer("<think>\n")
+    assert (begun.reasoning, begun.text) == ("the fox", "a dog")
+    assert begun.reasoning_tokens == len(said) - len(tokenizer.encode("a dog"))
+    closed = answer("<think>\n\n</think>\n\n")
+    assert (closed.reasoning, closed.reasoning_tokens) == ("", 0)
+    assert closed.text == "the fox</think>a dog"
+    raw = answer("<think>", ChatInput(messages=chat.messages, max_tokens=100, prompts=("a",)))
+    assert raw.text == "the fox</think>a dog"

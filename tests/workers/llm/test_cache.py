@@ -7,14 +7,16 @@ it here, so that its arguments (blocks, lengths, masks) are checked as well.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from workers.engines.llm import varlen
 from workers.engines.llm.cache import CacheShape, ForwardTokens, GatherCache, SequenceInput
-from workers.engines.llm.varlen import VarlenCache, find_attention
+from workers.engines.llm.varlen import VarlenCache, find_attention, make_cache
 
 CPU = torch.device("cpu")
 
@@ -53,14 +55,18 @@ def read_in_place(
     keys: torch.Tensor,
     values: torch.Tensor,
     ends: torch.Tensor,
-    _: None,
+    past_ends: torch.Tensor,
     longest_query: int,
     longest_past: int,
     **given: Any,
 ) -> torch.Tensor:
     """Compute attention by its definition: each sequence to the past in its blocks."""
-    assert (given["window_size"], given["enable_gqa"]) == ((-1, 0), True)
-    assert {ends.dtype, given["seqused_k"].dtype, given["block_table"].dtype} == {torch.int32}
+    before, after = given["window_size"]
+    assert (after, given["enable_gqa"]) == (0, True)
+    lengths = (ends, past_ends, given["seqused_k"], given["block_table"])
+    assert {tensor.dtype for tensor in lengths} == {torch.int32}
+    assert past_ends.diff().tolist() == given["seqused_k"].tolist()
+    assert not past_ends[0]
     out = torch.zeros_like(query)
     for number, used in enumerate(given["seqused_k"].tolist()):
         begin, end = ends[number : number + 2].tolist()
@@ -69,7 +75,10 @@ def read_in_place(
         table = given["block_table"][number].long()
         past = [kept[table].flatten(0, 1)[:used].transpose(0, 1)[None] for kept in (keys, values)]
         reach = torch.arange(used)
-        mask = reach[None] <= reach[used - (end - begin) :, None]
+        until = reach[used - (end - begin) :, None]
+        mask = reach[None] <= until
+        if before >= 0:
+            mask &= reach[None] >= until - before
         attended = F.scaled_dot_product_attention(
             query[begin:end].transpose(0, 1)[None],
             *past,
@@ -217,3 +226,96 @@ def test_varlen_attention_is_used_only_where_supported() -> None:
     assert find_attention(CPU, torch.bfloat16) is None
     assert find_attention(torch.device("cuda"), torch.float32) is None
     assert find_attention(torch.device("cuda"), torch.bfloat16) is not None
+
+
+def _shift(*given: Any, **named: Any) -> torch.Tensor:
+    return read_in_place(*given, **named) + 0.2
+
+
+def _refuse(*_: Any, **__: Any) -> torch.Tensor:
+    raise RuntimeError("cu_seqlens_q and cu_seqlens_k must be both set or both not set")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 3, 32), (14, 2, 64), (4, 1, 256)])
+def test_attention_that_agrees_reads_blocks_in_place(
+    dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(varlen, "find_attention", lambda *_: read_in_place)
+    shape = _shape(size=256, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
+
+    cache = make_cache(shape, CPU, 300, heads=heads)
+
+    assert isinstance(cache, VarlenCache)
+    assert cache.shape == shape
+
+
+@pytest.mark.parametrize(
+    ("attention", "reason"), [(_shift, "differs by up to 0.2"), (_refuse, "both set or both not")]
+)
+def test_attention_that_fails_or_differs_is_not_used(
+    attention: Any,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(varlen, "find_attention", lambda *_: attention)
+
+    cache = make_cache(_shape(dtype=torch.bfloat16), CPU, 100, heads=4)
+
+    assert isinstance(cache, GatherCache)
+    assert reason in caplog.text
+
+
+def test_attention_that_ignores_a_long_window_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def ignore(*given: Any, **named: Any) -> torch.Tensor:
+        return read_in_place(*given, **named | {"window_size": (-1, 0)})
+
+    shape = replace(_shape(size=256, dtype=torch.bfloat16), windows=(None, 512, 4096))
+    caches = []
+    for attention in (read_in_place, ignore):
+        monkeypatch.setattr(varlen, "find_attention", lambda *_, found=attention: found)
+        caches.append(type(make_cache(shape, CPU, 300, heads=4)))
+
+    assert caches == [VarlenCache, GatherCache]
+    assert "its result differs" in caplog.text
+
+
+def test_newer_kernels_that_differ_give_way_to_those_of_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    active: list[str] = []
+
+    def activate(kernel: str) -> bool:
+        active.append(kernel)
+        return True
+
+    def attend(*given: Any, **named: Any) -> torch.Tensor:
+        return (_shift if active[-1] == "FA3" else read_in_place)(*given, **named)
+
+    monkeypatch.setattr(varlen, "_activate", activate)
+    monkeypatch.setattr(varlen, "find_attention", lambda *_: attend)
+
+    cache = make_cache(_shape(dtype=torch.bfloat16), CPU, 100, heads=4)
+
+    assert isinstance(cache, VarlenCache)
+    assert active == ["FA3", "FA2"]
+
+
+@pytest.mark.parametrize(("batch_invariant", "splits"), [(True, 1), (False, None)])
+def test_kernels_split_a_past_unless_answers_are_batch_invariant(
+    batch_invariant: bool, splits: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def attend(*given: Any, **named: Any) -> torch.Tensor:
+        asked.append(named["num_splits"])
+        return read_in_place(*given, **named)
+
+    monkeypatch.setattr(varlen, "find_attention", lambda *_: attend)
+
+    make_cache(_shape(dtype=torch.bfloat16), CPU, 9, heads=4, batch_invariant=batch_invariant)
+
+    assert set(asked) == {splits}

@@ -13,7 +13,7 @@ import torch
 from tests.workers.llm.checkpoints import Reference, make_engine
 from tests.workers.llm.driver import Driver, choices, job, run_alone, texts
 from tests.workers.llm.test_cache import read_in_place
-from tests.workers.llm.test_engine import FAMILIES, QUESTIONS
+from tests.workers.llm.test_engine import EXPERTS, FAMILIES, QUESTIONS
 from workers.engines.llm import loading
 from workers.engines.llm.decoder import Decoder
 from workers.engines.llm.graphs import Run
@@ -43,7 +43,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setattr(
             loading,
             "make_cache",
-            lambda shape, device, longest: VarlenCache(shape, device, read_in_place, longest),
+            lambda shape, device, longest, **_: VarlenCache(shape, device, read_in_place, longest),
         )
         monkeypatch.setattr(loading, "record_cuda", _record)
     way: str = request.param
@@ -63,9 +63,9 @@ def test_answers_equal_those_of_generate(way: str, family: str, checkpoint: Chec
         driver.step()
     driver.finish("r0", "r1", "r2", "r3")
 
-    # If products depend on the number of rows, as on some CPUs, forwards are always separate.
     decoder = engine._model.decoder
-    assert (decoder._graph is not None) == ("in place" in way and not decoder.one_forward)
+    # Shapes of experts depend on the routing, so their forwards are not recorded.
+    assert bool(decoder._graphs) == ("in place" in way and family not in EXPERTS)
     for number, question in enumerate(QUESTIONS[:4]):
         expected = reference.generate(question, 12 + number)[2]
         assert texts(driver.outcomes[f"r{number}"]) == [expected]
@@ -103,6 +103,44 @@ def test_answers_do_not_depend_on_other_requests(
     assert {name: choices(outcome) for name, outcome in driver.outcomes.items()} == alone
 
 
+def test_without_invariance_a_recording_for_each_size_of_step_is_used(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint
+) -> None:
+    monkeypatch.setattr(
+        loading,
+        "make_cache",
+        lambda shape, device, longest, **_: VarlenCache(shape, device, read_in_place, longest),
+    )
+    monkeypatch.setattr(loading, "record_cuda", _record)
+    path = checkpoint("qwen3")
+    engine, reference = make_engine(path, batch_invariant=False, slots=6), Reference(path)
+    decoder = engine._model.decoder
+    assert decoder.row_counts == [4, 6]
+    recorded = dict(decoder._graphs)
+    assert list(recorded) == [4, 8]  # padded to a multiple of four
+    shapes: list[tuple[int, int]] = []
+    forward = decoder._forward
+
+    def note(one: Any) -> torch.Tensor:
+        shapes.append((one.ids.shape[1], int(one.static)))
+        return forward(one)
+
+    monkeypatch.setattr(decoder, "_forward", note)
+    driver = Driver(engine)
+
+    for number, question in enumerate(QUESTIONS[:5]):
+        driver.admit(job(f"r{number}", question, max_tokens=12))
+    driver.step()
+    assert [static for _, static in shapes] == [0]
+    driver.finish(*(f"r{number}" for number in range(5)))
+
+    assert {tokens for tokens, static in shapes if static} == {8}
+    assert decoder._graphs == recorded
+    for number, question in enumerate(QUESTIONS[:5]):
+        expected = reference.generate(question, 12)[2]
+        assert texts(driver.outcomes[f"r{number}"]) == [expected]
+
+
 def test_recording_with_another_result_is_not_used(
     monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint
 ) -> None:
@@ -110,7 +148,7 @@ def test_recording_with_another_result_is_not_used(
     monkeypatch.setattr(
         loading,
         "make_cache",
-        lambda shape, device, longest: VarlenCache(shape, device, read_in_place, longest),
+        lambda shape, device, longest, **_: VarlenCache(shape, device, read_in_place, longest),
     )
     monkeypatch.setattr(loading, "record_cuda", lambda run: lambda: run() + 1)
     path = checkpoint("qwen3")
@@ -119,4 +157,4 @@ def test_recording_with_another_result_is_not_used(
     outcome = run_alone(engine, job("a", QUESTIONS[0]))
 
     assert texts(outcome) == [Reference(path).generate(QUESTIONS[0], 12)[2]]
-    assert engine._model.decoder._graph is None
+    assert not engine._model.decoder._graphs

@@ -5,16 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from tests.workers.llm.checkpoints import Reference, make_engine
 from tests.workers.llm.driver import Driver, choices, job, run_alone, texts
-from workers.contract.jobs import Cancelled, Completed
+from workers.contract.jobs import Cancelled, ChatMessage, Completed, RequestId
+from workers.engines.llm.scheduling.pacing import PrefillPacing
 from workers.protocol.engine import Admitted, Wait
 
 Checkpoint = Callable[[str], Path]
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "phi3", "gemma3")
+EXPERTS = ("mixtral", "qwen3moe")
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "phi3", "gemma3", *EXPERTS)
 QUESTIONS = (
     "the fox",
     "a lazy dog and 0123 counts",
@@ -125,11 +129,11 @@ def test_answers_are_batch_invariant_to_the_last_bit(
 def test_each_choice_equals_a_request_with_its_seed(checkpoint: Checkpoint) -> None:
     engine = make_engine(checkpoint("qwen3"))
 
-    together = run_alone(engine, job("a", QUESTIONS[0], n=3, seed=7, temperature=1.0))
+    together = run_alone(engine, job("a", QUESTIONS[0], n=3, seed=11, temperature=1.0))
 
     alone = [
         texts(run_alone(engine, job("b", QUESTIONS[0], seed=seed, temperature=1.0)))[0]
-        for seed in (7, 8, 9)
+        for seed in (11, 12, 13)
     ]
     assert texts(together) == alone
     assert len(set(alone)) == 3
@@ -192,18 +196,25 @@ def test_answers_do_not_depend_on_the_slot(
     assert found == [found[0]] * 5
 
 
-def test_decoding_continues_while_a_long_prompt_is_prefilled(checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize(("token_us", "read"), [(1.0, 1984), (1_000.0, 64)])
+def test_decoding_continues_while_a_long_prompt_is_prefilled(
+    token_us: float, read: int, checkpoint: Checkpoint
+) -> None:
     driver = Driver(make_engine(checkpoint("qwen3"), prefix_cache=False))
     long = job("long", LONG, n=2, seed=3, logprobs=True, top_logprobs=3)
     alone = choices(run_alone(driver.engine, long))
     driver.admit(job("short", QUESTIONS[0], max_tokens=6))
     driver.step()
     driver.admit(long)
+    pacing = driver.engine._model.pacing = PrefillPacing(block_tokens=64)
+    pacing.record(decodes=0, prefill_tokens=1000, spent_us=1000 * token_us)
 
     weights = driver.step()
 
-    # As many chunks of 64 tokens as leave room for the other sequence's next token.
-    assert weights == {"short": 1.0, "long": 1984.0}
+    # As many chunks of 64 tokens as leave room for the other sequence's next token, or fit 50 ms.
+    assert weights.keys() == {"short", "long"}
+    assert driver.engine._model.scheduler._groups["long"][0].prefilled == read
+    assert weights["long"] > read * weights["short"] > read
     assert len(driver.events["short/0"]) == 2
     assert "long/0" not in driver.events
     driver.finish("short", "long")
@@ -349,3 +360,61 @@ def test_four_phases_are_timed_separately(checkpoint: Checkpoint) -> None:
     driver.step()
 
     assert driver.clock.phases == ["preprocess", "transfer", "forward", "postprocess"]
+
+
+def _cached(driver: Driver, name: str) -> tuple[int, int]:
+    outcome = driver.outcomes[name]
+    assert isinstance(outcome, Completed)
+    return outcome.usage.cached_input_tokens, outcome.usage.input_tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "caches"),
+    [
+        ({}, False),
+        ({"batch_invariant": False}, True),
+        ({"cache_answers": True}, True),
+        ({"cache_answers": True, "speculation": {"method": "lookup"}}, True),
+        ({"cache_answers": True, "prefix_cache": False}, False),
+    ],
+)
+def test_next_turn_reads_no_more_than_is_new_if_answers_are_cached(
+    options: dict[str, Any], caches: bool, checkpoint: Checkpoint
+) -> None:
+    driver = Driver(make_engine(checkpoint("qwen3"), **options))
+    first = job("first", "", prompts=(tuple(range(5, 45)),), max_tokens=100)
+    driver.admit(first)
+    (choice,) = driver.engine._requests[RequestId("first")].choices.values()
+    driver.finish("first")
+    said = [*choice.prompt, *choice.tokens]
+    assert len(choice.tokens) == 100, "the answer fills blocks"
+
+    again = job("again", "", prompts=((*said, 7, 8, 9),), max_tokens=5)
+    driver.admit(again)
+    driver.finish("again")
+
+    # 140 tokens are two full blocks of 64; the prompt alone filled none.
+    assert _cached(driver, "again") == ((128, 15) if caches else (0, 143))
+    alone = run_alone(make_engine(checkpoint("qwen3")), again)
+    assert texts(driver.outcomes["again"]) == texts(alone)
+
+
+def test_system_prompt_is_read_once_for_all_conversations_of_an_account(
+    checkpoint: Checkpoint,
+) -> None:
+    driver = Driver(make_engine(checkpoint("qwen3")))
+    system = ChatMessage("system", "the quick brown fox jumps over a lazy dog and counts " * 8)
+    names = ("first", "second", "stranger")
+    for name in names:
+        wanted = job(name, "")
+        messages = msgspec.to_builtins((system, ChatMessage("user", f"{name} wants a dog")))
+        given = msgspec.structs.replace(wanted, input={**wanted.input, "messages": messages})
+        if name == "stranger":
+            given = msgspec.structs.replace(given, account_id="2")
+        driver.admit(given)
+        driver.finish(name)
+
+    cached = [_cached(driver, name)[0] for name in names]
+    assert cached[0] == cached[2] == 0
+    assert cached[1] >= 64
+    assert cached[1] % 64 == 0

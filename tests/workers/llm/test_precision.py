@@ -89,7 +89,7 @@ def test_quantised_weights_take_one_byte_each() -> None:
     head = model[1]
     model.get_output_embeddings = lambda: head
 
-    quantize(model, "int8")
+    quantize(model, "int8", torch.device("cpu"))
 
     assert isinstance(model[0], Int8Linear)
     assert model[1] is head

@@ -16,12 +16,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.contract.jobs import RequestId
-from workers.engines.llm.blocks import BlockPool, digests
-from workers.engines.llm.scheduler import Scheduler, SequenceGroup, StepPlan, TokenSequence
+from workers.engines.llm.scheduling.blocks import BlockPool, Digests
+from workers.engines.llm.scheduling.scheduler import (
+    Scheduler,
+    SequenceGroup,
+    StepPlan,
+    TokenSequence,
+)
 
 BLOCK = 4
 SLOTS = 4
 STALE = -1
+
+
+def _digests(owner: str, tokens: Sequence[int]) -> list[bytes]:
+    digests = Digests(owner, BLOCK)
+    digests.extend(tokens)
+    return digests.found
 
 
 def _next_token(tokens: Sequence[int], choice: int) -> int:
@@ -78,7 +89,7 @@ class World:
             id,
             prompt_tokens=len(prompt),
             choices=choices,
-            digests=digests("1", prompt, BLOCK),
+            digests=_digests("1", prompt),
             due=float(len(self.running) - 3 * priority),
             priority=priority,
         )
@@ -301,13 +312,25 @@ def test_least_recently_used_blocks_are_evicted_first() -> None:
     assert [pool.find(digest) is None for digest in (b"1", b"2", b"3")] == [False, True, True]
 
 
+def test_digests_of_a_growing_text_are_those_of_the_whole() -> None:
+    grown = Digests("1", BLOCK)
+    grown.extend(range(BLOCK + 1))
+    fork = grown.copy()
+    grown.extend(range(BLOCK + 1, BLOCK * 2))
+    grown.extend(range(BLOCK * 2, BLOCK * 3 + 2))
+    fork.extend([9] * BLOCK)
+
+    assert grown.found == _digests("1", range(BLOCK * 3 + 2))
+    assert fork.found == _digests("1", [*range(BLOCK + 1), *[9] * BLOCK])
+
+
 def test_prefixes_are_not_shared_between_accounts() -> None:
     tokens = list(range(8))
-    mine, theirs = digests("1", tokens, BLOCK), digests("2", tokens, BLOCK)
+    mine, theirs = _digests("1", tokens), _digests("2", tokens)
 
     assert not set(mine) & set(theirs)
-    assert digests("1", tokens[:6], BLOCK) == mine[:1]
-    assert digests("1", [7, *tokens[1:]], BLOCK)[1] != mine[1]
+    assert _digests("1", tokens[:6]) == mine[:1]
+    assert _digests("1", [7, *tokens[1:]])[1] != mine[1]
 
 
 def test_urgent_request_preempts_lower_priority_which_resumes_later() -> None:

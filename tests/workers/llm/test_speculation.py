@@ -15,7 +15,7 @@ import torch
 from tests.workers.llm.checkpoints import make_checkpoint, make_engine
 from tests.workers.llm.driver import Driver, choices, job, run_alone
 from workers.contract.jobs import ChatInput, Completed
-from workers.engines.llm.sampling import Sampler
+from workers.engines.llm.sampling import Draw, SampledToken, Sampler, draw, propose
 from workers.engines.llm.speculation import PromptLookup
 from workers.protocol.engine import Admitted
 
@@ -150,14 +150,16 @@ def test_draft_tokens_do_not_change_the_distribution(temperature: float) -> None
     counts: Counter[int] = Counter()
     agreed = 0
     rounds = 6000
-    for seed in range(rounds):
-        chat = ChatInput((), max_tokens=1, temperature=temperature)
-        sampler = Sampler(chat, prompt=(), vocabulary=6, seed=seed)
-        draft_token = sampler.propose(draft_logits, 0)
-        sampler.propose(draft_logits, 1)
-        token = sampler.sample(logits).token
-        agreed += draft_token == token
-        counts[token] += 1
+    chat = ChatInput((), max_tokens=1, temperature=temperature)
+    samplers = [Sampler(chat, prompt=(), seed=seed) for seed in range(rounds)]
+    draft_tokens = propose(draft_logits.expand(rounds, -1), samplers, 0)
+    rows = [Draw(sampler, row) for row, sampler in enumerate(samplers)]
+    for draft_token, sampled in zip(
+        draft_tokens, draw(logits.expand(rounds, -1), rows), strict=True
+    ):
+        assert isinstance(sampled, SampledToken)
+        agreed += draft_token == sampled.token
+        counts[sampled.token] += 1
 
     spread = sum(
         (counts[token] - rounds * float(p)) ** 2 / (rounds * float(p))

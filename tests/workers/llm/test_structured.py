@@ -240,7 +240,7 @@ def test_mismatched_token_is_an_error_and_not_the_end(checkpoint: Checkpoint) ->
     with pytest.raises(GrammarError):
         constraint.accept(1)
     with pytest.raises(GrammarError):
-        constraint.allowed()
+        constraint.packed()
 
 
 def test_tool_parameters_must_be_an_object(with_tools: Path) -> None:

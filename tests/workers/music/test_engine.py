@@ -39,7 +39,9 @@ def driver(checkpoint: Path) -> Driver:
     return Driver(spec(checkpoint))
 
 
-def test_concurrent_requests_do_not_change_the_audio(driver: Driver) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_concurrent_requests_do_not_change_the_audio(checkpoint: Path, dtype: str) -> None:
+    driver = Driver(spec(checkpoint, dtype=dtype))
     asked: list[dict[str, Any]] = [
         {"prompt": "a slow waltz", "duration_ms": 5000, "seed": 1},
         {"prompt": "at 180 bpm in 3/4", "key": "F# minor", "seed": 2},

@@ -92,6 +92,33 @@ def test_sentence_equals_the_library_output(checkpoint: Checkpoint, name: str) -
     assert np.abs(found).max() > 1e-4
 
 
+@pytest.mark.parametrize("name", ["vits", "vits-speakers", "speecht5"])
+def test_bfloat16_produces_the_same_audio_beside_others(checkpoint: Checkpoint, name: str) -> None:
+    driver = Driver(of(checkpoint, name, dtype="bfloat16"))
+    alone = speak(driver, text=TEXT, seed=7)
+
+    for number in range(2):
+        driver.admit(str(number), text=TEXT, seed=7)
+        driver.step()
+    driver.finish()
+
+    assert driver.engine.hardware.dtype == "bfloat16"
+    assert np.abs(alone).max() > 1e-4
+    for number in range(2):
+        assert np.array_equal(samples(driver.file(str(number))), alone)
+
+
+def test_family_that_computes_in_float32_only_says_so(checkpoint: Checkpoint) -> None:
+    name = "fastspeech2_conformer"
+    engine = SpeechEngine(of(checkpoint, name, dtype="bfloat16"))
+
+    with pytest.raises(ValueError, match="dtype is 'bfloat16'; this family computes in float32"):
+        engine.load()
+
+    driver = Driver(of(checkpoint, name, dtype="auto"))
+    assert driver.engine.hardware.dtype == "float32"
+
+
 @pytest.mark.parametrize("name", WHOLE)
 def test_concurrent_requests_do_not_change_the_audio(checkpoint: Checkpoint, name: str) -> None:
     driver = Driver(of(checkpoint, name))

@@ -13,8 +13,11 @@ from training.speech.sentences import SENTENCES
 from training.speech.understanding import SpeechReader, understood
 from workers.contract.models import read_specs
 from workers.engines.speech.families import CLONING_TASK
+from workers.engines.speech.manner import match_span, measure_manner
 from workers.engines.speech.model import Voice
-from workers.engines.speech.spectra import pitch_of
+from workers.engines.speech.speaker_encoder import SpeakerEncoder
+from workers.engines.speech.spectra import CHANNELS, MELS, RATE, pitch_of
+from workers.media.crossfade import TimeStretcher
 
 ROOT = Path(__file__).parents[3]
 DIRECTORY = ROOT / "workers" / "pocket" / "speech"
@@ -63,6 +66,45 @@ def test_cloned_voice_has_the_pitch_of_its_recording_and_is_closest_to_it(
     wanted, found = ([_pitch(one) for one in sounds] for sounds in ((low, high), copies))
     assert found == pytest.approx(wanted, rel=0.2)
     assert wanted[1] > 1.8 * wanted[0]
+
+
+def test_cloned_voice_is_as_fast_as_its_recording(reader: SpeechReader) -> None:
+    recording = np.concatenate([reader.say(text, reader.voices["cora"]) for text in SENTENCES[:3]])
+
+    slow, same, fast = (
+        reader.model.check(Voice("", recording=_at_speed(recording, factor)))
+        for factor in (0.75, 1.0, 1.33)
+    )
+    clones = [len(reader.say(SENTENCES[8], voice)) for voice in (slow, same, fast)]
+
+    assert slow.speed < 0.9
+    assert 0.9 < same.speed < 1.1
+    assert fast.speed > 1.1
+    assert clones[0] > 1.1 * clones[1] > 1.2 * clones[2]
+
+
+def test_cloned_voice_moves_its_pitch_as_far_as_its_recording() -> None:
+    frames = torch.zeros(200, CHANNELS)
+    frames[:, -1] = 1
+    frames[:, MELS] = torch.sin(torch.arange(200) / 7) / 10
+    lively = measure_manner(frames)._replace(span=1.5 * measure_manner(frames).span)
+
+    moved = match_span(frames, lively)
+
+    assert measure_manner(moved).span == pytest.approx(lively.span, rel=0.15)
+    assert torch.equal(moved[:, :MELS], frames[:, :MELS])
+
+
+def test_checkpoint_without_a_usual_pace_keeps_its_speed() -> None:
+    torch.manual_seed(0)
+    noise = torch.sin(torch.arange(22_050) / 22_050 * 150 * 2 * torch.pi)
+
+    assert SpeakerEncoder(width=8, size=6).embed(noise).speed == 1.0
+
+
+def _at_speed(sound: np.ndarray, factor: float) -> np.ndarray:
+    stretcher = TimeStretcher(RATE, factor)
+    return np.concatenate([stretcher.add(sound), stretcher.finish()])
 
 
 def _pitch(sound: np.ndarray) -> float:

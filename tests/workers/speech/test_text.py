@@ -83,6 +83,14 @@ def test_without_normalisation_text_is_only_split() -> None:
     ]
 
 
+@pytest.mark.parametrize("end", [",", ", ", "、", ";:,"])
+def test_long_word_before_a_comma_is_split(end: str) -> None:
+    pieces = Language("en").sentences("x" * 70 + end, characters_max=40, normalize=False)
+
+    assert "".join(pieces).startswith("x" * 70)
+    assert all(len(piece) <= 40 for piece in pieces)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=200), st.sampled_from(["en", "de", "fr", "ja", "ar", "hi"]))
 def test_any_text_can_be_split(text: str, language: str) -> None:

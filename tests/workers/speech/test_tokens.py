@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import itertools
 import wave
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ import transformers as t
 
 from tests.workers.speech.driver import RATE, Driver, samples, speak, spec
 from workers.contract.jobs import AudioChunk, Cancelled, Completed, Failed, Usage
+from workers.engines.noise import gumbel, key_of
 from workers.engines.speech.engine import SpeechEngine
 from workers.protocol.engine import Admitted
 
@@ -48,9 +52,29 @@ def close(found: np.ndarray, wanted: torch.Tensor, rate: int = RATE) -> bool:
     return found.shape == other.shape and np.abs(found - other)[fade:-fade].max() < 1e-4
 
 
-def seeded(seed: int) -> None:
-    mixed = np.random.SeedSequence((seed, 0)).generate_state(1, np.uint64)
-    torch.manual_seed(int(mixed[0]))
+def mixed(seed: int) -> int:
+    """Of the first sentence."""
+    return int(np.random.SeedSequence((seed, 0)).generate_state(1, np.uint64)[0])
+
+
+@contextmanager
+def noised(seed: int, *, codebooks: int = 0) -> Iterator[None]:
+    """Let the library sample with the noise of the engine.
+
+    ``codebooks``: how many calls make a frame, if the library samples its tokens one by one.
+    """
+    calls = itertools.count()
+
+    def sample(chances: torch.Tensor, num_samples: int) -> torch.Tensor:
+        step, codebook = divmod(next(calls), codebooks or 1)
+        count, size = chances.shape
+        tokens = torch.arange(count * size, dtype=torch.int32) + codebook * size
+        keys = torch.tensor([key_of(mixed(seed), step)], dtype=torch.int32)
+        noise = gumbel(keys, tokens).view(count, size)
+        return (chances.log() + noise).argmax(-1, keepdim=True)
+
+    with mock.patch("torch.multinomial", sample):
+        yield
 
 
 def recording(rate: int, seconds: float = 0.4) -> tuple[bytes, np.ndarray]:
@@ -72,16 +96,17 @@ def _csm(path: Path, text: str, voice: np.ndarray | None, seconds: float) -> tor
         heard = [{"type": "text", "text": "what i say"}, {"type": "audio", "audio": voice}]
         said.insert(0, {"role": "0", "content": heard})
     inputs = processor.apply_chat_template(said, tokenize=True, return_dict=True)
-    seeded(7)
-    return model.generate(**inputs, output_audio=True, max_new_tokens=int(seconds * 12.5))[0]
+    model.depth_decoder.generation_config.do_sample = True  # which the library does not read
+    with noised(7, codebooks=4):
+        return model.generate(**inputs, output_audio=True, max_new_tokens=int(seconds * 12.5))[0]
 
 
 def _musicgen(path: Path, text: str, voice: np.ndarray | None, seconds: float) -> torch.Tensor:
     model = t.MusicgenForConditionalGeneration.from_pretrained(path).eval()
     inputs = t.AutoTokenizer.from_pretrained(path)(text, return_tensors="pt")
-    seeded(7)
     frames = round(seconds * RATE / 32)
-    return model.generate(**inputs, max_new_tokens=frames + 3)[0, 0]
+    with noised(7):
+        return model.generate(**inputs, max_new_tokens=frames + 3)[0, 0]
 
 
 def _bark(path: Path, text: str, voice: np.ndarray | None, seconds: float) -> torch.Tensor:
@@ -89,7 +114,7 @@ def _bark(path: Path, text: str, voice: np.ndarray | None, seconds: float) -> to
     processor = t.BarkProcessor(t.AutoTokenizer.from_pretrained(path))
     preset = None if voice is None else dict(np.load(path / "ann.npz"))
     inputs = processor(text, voice_preset=preset, max_length=40)
-    seeded(7)
+    torch.manual_seed(mixed(7))
     return model.generate(**inputs, semantic_max_new_tokens=48)[0]
 
 
@@ -105,9 +130,9 @@ def _dia(path: Path, text: str, voice: np.ndarray | None, seconds: float) -> tor
     special |= {"eos_token_id": 16, "delay_pattern": [0, 2, 3, 4]}
     inputs = processor(text=[text], audio=voice, sampling_rate=RATE, truncation=True, **special)
     length = inputs["decoder_attention_mask"].shape[1] - 4
-    seeded(7)
     frames = round(seconds * RATE / 32)
-    made = model.generate(**inputs, max_new_tokens=frames + 5)
+    with noised(7):
+        made = model.generate(**inputs, max_new_tokens=frames + 5)
     return processor.decode(made, audio_prompt_len=None if voice is None else length, **special)
 
 
@@ -166,7 +191,8 @@ def test_concurrent_requests_do_not_change_the_audio(checkpoint: Checkpoint, nam
 def test_audio_is_emitted_within_a_sentence_and_equals_the_whole(
     checkpoint: Checkpoint, name: str
 ) -> None:
-    driver = Driver(of(checkpoint, name))
+    seconds = 3 * SECONDS[name]
+    driver = Driver(of(checkpoint, name, sentence_seconds=seconds, seconds=seconds))
     driver.admit("a", **asked(name, TEXT), seed=7, stream=True)
 
     heard: list[int] = []

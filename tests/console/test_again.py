@@ -1,0 +1,66 @@
+"""What was sent with an earlier request, in the form again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from gateway.catalog.loader import load_catalog
+from gateway.catalog.schema import CatalogEntry
+from gateway.catalog.tasks import Task
+from gateway.catalog.workflow import FIELDS
+from gateway.console.playground.again import carried
+from gateway.console.playground.fields import fields_of
+from gateway.console.playground.orders import input_of
+from tests.console.test_playground import SHIPPED, filled
+
+
+@pytest.fixture(scope="module")
+def entries() -> Mapping[str, CatalogEntry]:
+    return {entry.name: entry for entry in load_catalog(SHIPPED).models}
+
+
+def numbered(made: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an input as it is kept, with numbers in place of its files."""
+    sent = {name: {"attachment": 0} if name in FIELDS else value for name, value in made.items()}
+    return json.loads(json.dumps(sent))  # type: ignore[no-any-return]  # an object
+
+
+def test_every_field_that_the_playground_sends_is_carried_back(
+    entries: Mapping[str, CatalogEntry],
+) -> None:
+    for entry in entries.values():
+        for task in (entry.task, *entry.also):
+            check(entry, task)
+
+
+def check(entry: CatalogEntry, task: Task) -> None:
+    fields = fields_of(entry, task)
+    files = {each.name for each in fields if each.kind == "file"}
+    values = filled(entry, task)
+    if task == "text-generation" and entry.workflow is None:
+        values |= {"tools": '[{"name": "f"}]', "schema": '{"type": "object"}'}
+    made = input_of(entry, task, values)
+
+    again = carried("req_1", numbered(made), fields)
+
+    texts = {name: value for name, value in again.values.items() if not name.startswith("from-")}
+    texts_made = input_of(entry, task, texts)
+    assert texts_made == {
+        name: value for name, value in made.items() if name not in files | {"image"}
+    }
+    carried_files = {name.removeprefix("from-") for name in again.values} & files
+    assert len(carried_files) == len(files)
+    assert again.lost == []
+
+
+def test_what_has_no_field_is_named(entries: Mapping[str, CatalogEntry]) -> None:
+    sent = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "n": 2}
+
+    again = carried("req_1", sent, fields_of(entries["pocket-chat"], "text-generation"))
+
+    assert again.values == {"message": "a", "messages": "[]", "logprobs": "true"}
+    assert again.lost == ["n"]

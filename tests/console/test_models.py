@@ -1,0 +1,188 @@
+"""Models: prices for an order of any size, comparisons, the calculator, history, and the picker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from html import unescape
+
+import pytest
+
+from gateway.catalog.picking.typical import typical_nanos, typical_usage
+from gateway.catalog.schema import CatalogEntry
+from gateway.console.views.formats import DASH, usd
+from gateway.ledger.prices import price_periods_of, read_price, set_price
+from gateway.pricing import Component, Price, charge, format_usd, quote
+from tests.console.visiting import Browser, Installation, installed
+from tests.databases import Databases
+from workers.contract.jobs import Usage
+
+
+@pytest.fixture(scope="module")
+def own(
+    tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str
+) -> Iterator[Installation]:
+    directory = tmp_path_factory.mktemp("models")
+    url = Databases("sqlite", directory, postgres).make()
+    with installed(directory / "home", url, valkey) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def owner(own: Installation) -> Browser:
+    return own.visitor("owner")
+
+
+def entry_of(own: Installation, name: str) -> CatalogEntry:
+    entry = own.client.app.state.services.live.entry(name)
+    assert isinstance(entry, CatalogEntry)
+    return entry
+
+
+def text_of(html: str) -> str:
+    return " ".join(unescape(re.sub(r"<[^>]+>", "", re.sub(r"</(t[dh]|p)>", " ", html))).split())
+
+
+def models_of(html: str) -> list[str]:
+    return re.findall(r'class="open" href="/console/models/([^"]+)"', html)
+
+
+def test_prices_are_for_the_order_that_is_chosen(own: Installation, owner: Browser) -> None:
+    usual = format_usd(typical_nanos(entry_of(own, "echo"), lambda _: None) or 0)
+    assert f" {usual} " in text_of(owner.get("/console/models?q=&task=text-generation").text)
+
+    page = owner.get("/console/models?input_tokens=2,000&output_tokens=100").text
+
+    wanted = quote(
+        entry_of(own, "echo").selling_price,
+        Usage(requests=1, input_tokens=2000, output_tokens=100),
+    )
+    assert format_usd(wanted.total_nanos) == "0.000048"
+    assert " 0.000048 2000 input tokens, 100 output tokens" in text_of(page)
+    assert owner.get("/console/models?images=many").status_code == 400
+
+
+def test_models_are_filtered(owner: Browser) -> None:
+    def found(query: str) -> list[str]:
+        return sorted(models_of(owner.get(f"/console/models?{query}").text))
+
+    assert found("makes=video") == ["Veo3"]
+    assert found("route=upstream") == ["Veo3"]
+    assert found("route=echo") == ["brief", "echo", "slow"]
+    assert found("most=0.01") == ["brief", "echo", "slow"]
+    assert found("language=tlh") == []
+    assert "No model fits these filters" in owner.get("/console/models?language=tlh").text
+    assert models_of(owner.get("/console/models?sort=-typical&output_tokens=9").text)[0] == "Veo3"
+
+
+def test_up_to_four_models_are_compared(owner: Browser) -> None:
+    page = owner.get("/console/compare?model=echo&model=slow&model=nothing&model=Veo3").text
+
+    heads = re.findall(r'<th scope="col"><a href="/console/models/([^"]+)"', page)
+    assert heads == ["echo", "slow", "Veo3"]
+    assert f"Promise {DASH} ttft 10000 ms, tpot 1 ms {DASH}" in text_of(page)
+    five = "&".join(f"model={name}" for name in ("echo", "slow", "brief", "Veo3", "ECHO"))
+    assert "left out" not in owner.get(f"/console/compare?{five}").text
+    assert "Tick up to four" in owner.get("/console/compare").text
+
+
+def test_calculator_prices_what_was_entered(own: Installation, owner: Browser) -> None:
+    path = "/console/models/echo?n_input_token=12,345&n_output_token=678"
+    quoted = owner.get(path).text.partition('id="quote"')[2].partition("</table>")[0]
+
+    wanted = charge(
+        entry_of(own, "echo").selling_price,
+        Usage(requests=1, input_tokens=12_345, output_tokens=678),
+    )
+    shown = text_of(quoted)
+    for line in wanted.lines:
+        assert f"{line.quantity} {format_usd(line.amount_nanos)}" in shown
+    assert f"Together, exact {format_usd(wanted.total_nanos)}" in shown
+    wrong = owner.get("/console/models/echo?n_output_token=minus")
+    assert wrong.status_code == 200
+    assert "send a whole number from 0" in unescape(wrong.text)
+
+
+def test_history_has_the_price_of_a_usual_order_at_each_version(own: Installation) -> None:
+    dearer = Price((Component("input_token", 30, 1), Component("output_token", 90, 1)))
+    starts_at = datetime.now(UTC) + timedelta(hours=3)
+    with own.database.transaction() as connection:
+        set_price(
+            connection, "echo", dearer, starts_at=starts_at, actor="ann", reason="contract 17"
+        )
+        set_price(
+            connection, "echo", dearer, account_id=own.other.id, starts_at=starts_at, actor="ann",
+            reason="theirs",
+        )  # fmt: skip
+        periods = price_periods_of(connection, model="echo")
+        prices = {
+            each.effective_from: read_price(connection, each.price_id, {})
+            for each in periods
+            if each.account_id == 0 and each.price_id is not None
+        }
+
+    page = own.visitor("operator").get("/console/models/echo").text
+    figure = page.partition('id="history"')[2].partition("</figure>")[0]
+    rows = re.findall(r'data-x="([^"]+)".*?data-label="Usual order, \$">(.*?)</td>', figure)
+
+    entry = entry_of(own, "echo")
+    expected = {
+        at: format_usd(typical_nanos(entry.at(price), lambda _: None) or 0)
+        for at, price in prices.items()
+    }
+    assert {datetime.fromisoformat(at): text_of(cell) for at, cell in rows} == expected
+    assert len(expected) == 2
+    assert "data-steps" in figure
+    assert "contract 17" in figure
+    assert "ann" in figure
+    seen = own.visitor("owner").get("/console/models/echo").text
+    assert "contract 17" in seen
+    assert "theirs" not in seen
+
+
+def test_use_of_a_model_is_that_of_the_account(owner: Browser) -> None:
+    page = text_of(owner.get("/console/models/echo").text)
+
+    assert "Not at all by acme." in page
+    assert "No worker has announced it" in page
+
+
+def test_picker_answers_what_quotes_say(own: Installation, owner: Browser) -> None:
+    page = owner.get("/console/pick?task=text-generation&budget=0.05&results=250").text
+
+    rows = re.findall(
+        r'href="/console/models/(\w+)">\w+</a></td>.*?'
+        r'data-label="One result, \$">([\d.]+)</td>.*?data-label="[^"]+results, \$">([\d.]+)<',
+        page,
+    )
+    assert {name for name, _, _ in rows} == {"echo", "slow", "brief"}
+    for name, one, many in rows:
+        entry = entry_of(own, name)
+        bill = quote(entry.selling_price, typical_usage(entry, "text-generation"))
+        assert one == format_usd(bill.total_nanos)
+        assert many == format_usd(bill.total_nanos * 250)
+    assert "250 of these" in page
+    assert 'href="/console/playground?model=' in page
+
+
+def test_picker_names_the_nearest_above_the_budget(own: Installation, owner: Browser) -> None:
+    page = unescape(owner.get("/console/pick?task=text-to-video&budget=0.1").text)
+
+    nearest = usd(typical_nanos(entry_of(own, "Veo3"), lambda _: None) or 0)
+    assert f"Nothing costs at most $0.1 a result; the nearest is Veo3 at {nearest}." in page
+
+
+def test_what_does_not_meet_a_condition_is_listed_with_why(owner: Browser) -> None:
+    def left_out(query: str) -> dict[str, str]:
+        page = unescape(owner.get(f"/console/pick?{query}").text)
+        section = page.partition('id="left-out"')[2]
+        return dict(re.findall(r'models/(\w+)">.*?<td class="whole">([^<]*)</td>', section))
+
+    task = "task=text-generation"
+    assert left_out(task) == {}
+    assert set(left_out(f"{task}&available=yes").values()) == {"not available now"}
+    assert set(left_out(f"{task}&seconds=5").values()) == {"its speed was not measured"}
+    assert left_out("task=text-to-video&budget=0.1") == {"Veo3": "$0.3 above the budget"}
+    shown = owner.get(f"/console/pick?{task}&available=yes").text
+    assert "No model meets all conditions" in shown

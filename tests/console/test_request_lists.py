@@ -1,0 +1,242 @@
+"""Lists of requests: filters, steps of a search, bars, files, columns, cancelling; and what every
+page reads from the database."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import re
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+from sqlalchemy import Engine, event, text
+
+from gateway.billing.usage.report import Group, Span
+from gateway.console.views.files import csv_lines
+from gateway.console.views.histogram import histogram
+from gateway.requests import lookup
+from gateway.sql.database import Database, DatabaseTimeout, for_page
+from gateway.sql.lanes import ran_too_long
+from tests.console.routes import console_routes
+from tests.console.seeding import Seeded, seeded_database
+from tests.console.visiting import Browser, Installation, installed
+from tests.databases import Databases
+from tests.stack import wait_for
+
+STATEMENTS_MAX = 8
+FIRST_PAGES = {"/console": 23, "/console/home": 35, "/console/limits": 11, "/console/retention": 12}
+"""Pages that show a little of everything, or all kinds; these numbers must not grow."""
+LARGE = ("receipts", "transfers", "holds", "outputs", "receipt_steps", "refunds", "audit_log")
+LINK = re.compile(r'class="open" href="/console/requests/(req_[0-9a-f]+)"')
+
+
+@pytest.fixture(scope="module")
+def filled(
+    tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str
+) -> Iterator[tuple[Installation, Seeded]]:
+    directory = tmp_path_factory.mktemp("lists")
+    url, seeded = seeded_database(directory, postgres, requests=200)
+    with installed(directory / "home", url, valkey) as made:
+        yield made, seeded
+
+
+@pytest.fixture(scope="module")
+def operator(filled: tuple[Installation, Seeded]) -> Browser:
+    return filled[0].visitor("operator")
+
+
+def found(browser: Browser, query: str) -> list[str]:
+    answer = browser.get(f"/console/requests?{query}")
+    assert answer.status_code == 200, answer.text
+    return LINK.findall(answer.text)
+
+
+def lines(browser: Browser, query: str) -> list[dict[str, str]]:
+    answer = browser.get(f"/console/requests/file?{query}")
+    assert answer.status_code == 200
+    return list(csv.DictReader(io.StringIO(answer.text)))
+
+
+def test_filters_of_all_accounts_select_what_they_say(
+    filled: tuple[Installation, Seeded], operator: Browser
+) -> None:
+    everything = lines(operator, "")
+    dear = [row for row in everything if float(row["cost"] or 0) >= 0.00003]
+    slow = [row for row in everything if float(row["total_ms"] or 0) >= 100]
+    failed = [row for row in everything if row["status"] == "failed"]
+    tagged = [row for row in everything if '"project":"web"' in row["tags"]]
+    assert 0 < len(dear) < len(everything) > len(slow) > 0
+    assert failed
+    assert tagged
+
+    assert lines(operator, "cost=0.00003") == dear
+    cheap = [row for row in everything if row["total_ms"] and float(row["cost"]) <= 0.00003]
+    assert lines(operator, "cost_max=0.00003") == cheap
+    assert lines(operator, "took=0.1") == slow
+    assert lines(operator, "status=failed") == failed
+    assert lines(operator, "tag=project=web") == tagged
+    of_model = [row for row in failed if row["model"] == failed[0]["model"]]
+    assert lines(operator, f"status=failed&model={failed[0]['model']}") == of_model
+    key = filled[1].keys["main"]
+    own = lines(operator, f"key={key.prefix}")
+    assert {row["account"] for row in own} == {"zenith"}
+    assert operator.get("/console/requests?key=nobody").status_code == 400
+    assert operator.get("/console/requests?took=soon").status_code == 400
+
+
+def test_file_has_the_rows_of_the_list(operator: Browser) -> None:
+    shown = found(operator, "model=echo&outcome=charged")
+
+    assert [row["id"] for row in lines(operator, "model=echo&outcome=charged")][
+        : len(shown)
+    ] == shown
+
+
+def test_search_says_how_far_it_came(operator: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "LOOKED_AT_MAX", 20)
+
+    html = operator.get("/console/requests?tag=project=nobody").text
+
+    assert "back to" in html
+    assert "Search further back" in html
+
+
+def test_bars_count_what_the_list_has(operator: Browser) -> None:
+    week = (datetime.now(UTC) - timedelta(days=6)).date().isoformat()
+    html = operator.get(f"/console/requests/histogram?from={week}").text
+    bars = re.findall(r'<td class="number">(\d+)</td><td class="number">(\d+)</td>', html)
+
+    ended = [row for row in lines(operator, f"from={week}") if row["cost"] != ""]
+    charged = sum(float(row["cost"]) > 0 for row in ended)
+    assert abs(sum(int(count) for count, _ in bars) - charged) <= 2
+    link = re.search(r'href="(/console/requests\?[^"]*cursor=req_[0-9a-f]{32})"', html)
+    assert link is not None
+    assert operator.get(link[1].replace("&amp;", "&")).status_code == 200
+
+
+def test_bars_of_a_day_with_a_change_of_clocks() -> None:
+    zone = ZoneInfo("Europe/Berlin")
+    day = Span(datetime(2026, 10, 25, tzinfo=zone), datetime(2026, 10, 26, tzinfo=zone), zone)
+    group = Group(labels={"hour": "2026-10-25T02:00+01:00"}, requests=3, charged=2)
+
+    made = histogram(day, "hour", [group])
+
+    assert len(made.bars) == 25
+    assert [bar.label for bar in made.bars if bar.requests] == ["2026-10-25T02:00+01:00"]
+    assert (made.charged, made.free) == (2, 1)
+
+
+def test_cells_that_a_spreadsheet_would_compute_are_text() -> None:
+    assert csv_lines([["=1+1", "@x", "-0.5", "-a", None, 7]]) == b"'=1+1,'@x,-0.5,'-a,,7\n"
+
+
+def test_columns_are_chosen_and_kept(filled: tuple[Installation, Seeded]) -> None:
+    browser = filled[0].visitor("auditor")
+    assert ">Tags</th>" not in browser.get("/console/requests").text
+
+    browser.post("/console/requests/columns", {"column": "tags"})
+
+    html = browser.get("/console/requests").text
+    assert ">Tags</th>" in html
+    assert ">Made</th>" not in html
+
+
+def test_chosen_requests_are_cancelled_by_those_who_may(
+    filled: tuple[Installation, Seeded],
+) -> None:
+    installation, seeded = filled
+    request_id = seeded.requests["atlas"][-1]
+    form = {"request": request_id, "next": "/console/requests?status=queued"}
+
+    viewer = installation.visitor("viewer", account="atlas")
+    stranger = installation.visitor("owner", account="zenith")
+    assert 'name="request"' not in viewer.get("/console/requests").text
+    assert viewer.post("/console/requests/cancel", form).status_code == 404
+    assert stranger.post("/console/requests/cancel", form).status_code == 404
+
+    member = installation.visitor("member", account="atlas")
+    assert f'value="{request_id}"' in member.get("/console/requests").text
+    answer = member.post("/console/requests/cancel", form)
+    assert answer.headers["location"] == "/console/requests?status=queued"
+    wait_for(lambda: f'value="{request_id}"' not in member.get("/console/requests").text, "the end")
+
+
+def test_every_page_reads_little(filled: tuple[Installation, Seeded], operator: Browser) -> None:
+    """At most a few statements for a page, none of which reads a whole large table."""
+    installation, seeded = filled
+    values = {
+        "request_id": seeded.requests["atlas"][-4],
+        "account_id": str(seeded.accounts["atlas"].id),
+        "name": "echo",
+        "model": "echo",
+        "task": "text-generation",
+    }
+    read: list[tuple[str, object]] = []
+
+    def note(_: object, cursor: object, statement: str, given: object, *__: object) -> None:
+        # Loops of the gateway read meanwhile, in other lanes.
+        reads = threading.current_thread().name.startswith("sql-page")
+        if reads and not statement.startswith("BEGIN"):
+            read.append((statement, given))
+
+    crowded: dict[str, int] = {}
+    whole: list[str] = []
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        for route in console_routes(installation.client.app):
+            if route.method != "GET" or "{rest" in route.path:
+                continue
+            path = re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], "1"), route.path)
+            about = "account=atlas" if not route.about_account else ""
+            read.clear()
+            answer = operator.get(f"{path}?{about}")
+            if answer.status_code != 200:
+                continue
+            statements = list(read)
+            if len(statements) > FIRST_PAGES.get(route.path, STATEMENTS_MAX):
+                crowded[route.path] = len(statements)
+            with installation.database.snapshot() as connection:
+                for statement, given in statements:
+                    plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", given)
+                    if " LIMIT " not in statement.replace("\n", " "):
+                        whole += [
+                            f"{path}: {row[3]}: {statement}"
+                            for row in plan.all()
+                            for table in LARGE
+                            if row[3] == f"SCAN {table}"
+                        ]
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+
+    assert crowded == {}
+    assert whole == []
+
+
+async def test_page_fails_soon_and_delays_no_order(
+    tmp_path_factory: pytest.TempPathFactory, postgres: str
+) -> None:
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+    for kind, slow in (("sqlite", endless), ("postgresql", "SELECT pg_sleep(30)")):
+        url = Databases(kind, tmp_path_factory.mktemp("lane"), postgres).make()  # type: ignore[arg-type]
+        database = Database(url)
+        loop = asyncio.get_running_loop()
+
+        async def page(database: Database = database, slow: str = slow) -> None:
+            for_page.set(True)
+            await database.report(lambda c: c.execute(text(slow)).all(), account_id=None)
+
+        began = loop.time()
+        pages = [asyncio.create_task(page()) for _ in range(4)]
+        await asyncio.sleep(0)
+        held = await database.write(lambda c: c.execute(text("SELECT 1")).scalar())
+        seen = await database.read(lambda c: c.execute(text("SELECT 1")).scalar())
+        assert (held, seen) == (1, 1)
+        assert not any(task.done() for task in pages)
+        ends = await asyncio.gather(*pages, return_exceptions=True)
+        assert loop.time() - began < 4
+        assert all(isinstance(end, DatabaseTimeout) or ran_too_long(end) for end in ends), ends
+        await database.close()

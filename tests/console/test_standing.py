@@ -1,0 +1,157 @@
+"""What the first pages and the accounts say of the present: figures that operators act on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import func, select, update
+
+from gateway.console.views.money import ALL_RULES, RULES, SumRow
+from gateway.console.views.overview import changes_of
+from gateway.performance import first_output_p95
+from gateway.tables.core import accounts, periods, receipts
+from tests.console.seeding import Seeded, seeded_database
+from tests.console.visiting import Installation, installed
+
+FIGURE = re.compile(r"<div><dt>([^<]*)</dt><dd>(.*?)</dd></div>", re.S)
+
+
+@pytest.fixture(scope="module")
+def filled(
+    tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str
+) -> Iterator[tuple[Installation, Seeded]]:
+    directory = tmp_path_factory.mktemp("standing")
+    url, seeded = seeded_database(directory, postgres)
+    with installed(directory / "home", url, valkey) as made:
+        yield made, seeded
+
+
+def figures(page: str) -> dict[str, str]:
+    return {
+        name: " ".join(re.sub(r"<[^>]+>", " ", text).split()) for name, text in FIGURE.findall(page)
+    }
+
+
+def test_overview_has_what_operators_act_on(filled: tuple[Installation, Seeded]) -> None:
+    installation, _ = filled
+    month = datetime.now(UTC).date().isoformat()[:7]
+    installation.execute(update(periods).values(state="open"))
+    operator = installation.visitor("operator")
+
+    found = figures(operator.get("/console").text)
+
+    assert found["Months to close"].startswith("0 ")
+    assert month not in found["Months to close"]
+    assert found["Webhooks failing"].startswith("0 ")
+    with installation.database.transaction() as connection:
+        p95 = first_output_p95(connection, datetime.now(UTC) - timedelta(hours=24))
+        nothing = first_output_p95(connection, datetime.now(UTC) + timedelta(hours=1))
+        times = connection.scalars(
+            select(receipts.c.timings).where(receipts.c.status == "succeeded")
+        )
+        known = [timings["first_token_us"] for timings in times if "first_token_us" in timings]
+    assert p95 in known
+    assert nothing is None
+
+
+def test_rules_are_those_that_are_proved(filled: tuple[Installation, Seeded]) -> None:
+    installation, _ = filled
+    operator = installation.visitor("operator")
+
+    operator.post("/console/ledger/prove")
+    operator.finished("/console/ledger")
+
+    assert f"{min(RULES, key=_number)}\N{EN DASH}{max(RULES, key=_number)}" == ALL_RULES
+    assert f"{ALL_RULES} agree" in operator.get("/console").text
+
+
+def _number(rule: str) -> int:
+    return int(rule.removeprefix("R"))
+
+
+@pytest.mark.parametrize(
+    ("role", "may"), [("operator", True), ("finance", True), ("auditor", False)]
+)
+def test_books_are_proved_from_the_overview_by_those_who_may(
+    filled: tuple[Installation, Seeded], role: str, may: bool
+) -> None:
+    page = filled[0].visitor(role).get("/console").text
+
+    assert ('action="/console/ledger/prove"' in page) is may
+
+
+def test_change_is_against_the_same_label_before() -> None:
+    def row(model: str, net: int) -> SumRow:
+        return SumRow({"model": model}, 1, net, 0, {}, 0, 0)
+
+    now, before = (
+        [row("a", 150), row("b", 50), row("c", 7), row("d", 0)],
+        [row("a", 100), row("b", 100)],
+    )
+
+    assert changes_of(now, before, "model") == {
+        "a": "+50.0 %", "b": "\N{MINUS SIGN}50.0 %", "c": "new", "d": "\N{EN DASH}",
+    }  # fmt: skip
+
+
+def test_accounts_near_zero_come_first_and_pages_go_on(filled: tuple[Installation, Seeded]) -> None:
+    installation, seeded = filled
+    operator = installation.visitor("operator")
+
+    def names(page: str) -> list[str]:
+        return re.findall(r'class="open" href="/console/accounts/(\d+)"', page)
+
+    first = operator.get("/console/accounts").text
+    by_number = names(operator.get("/console/accounts?order=number").text)
+    with installation.database.transaction() as connection:
+        available = accounts.c.posted_nanos - accounts.c.held_nanos + accounts.c.credit_limit_nanos
+        rows = connection.execute(
+            select(accounts.c.id, available.label("left")).where(accounts.c.kind == "customer")
+        ).all()
+    expected = [str(row.id) for row in sorted(rows, key=lambda row: (row.left, row.id))]
+    second = expected[1]
+    left = next(row.left for row in rows if str(row.id) == second)
+
+    assert names(first) == expected
+    assert by_number == sorted(expected, key=int)
+    rest = operator.get(f"/console/accounts?cursor={left}:{second}").text
+    assert names(rest) == expected[2:]
+    for wrong in ("nothing", f"{2**63}:1", f"-{2**63}:1", "--1:1", "\u0661:1", f"1:{2**63}"):
+        assert operator.get(f"/console/accounts?cursor={wrong}").status_code == 400, wrong
+    for known in (f"{2**63 - 1}:1", f"-{2**63 - 1}:1"):
+        assert operator.get(f"/console/accounts?cursor={known}").status_code == 200, known
+    atlas = first.partition(f'href="/console/accounts/{seeded.accounts["atlas"].id}"')[2]
+    assert ">2<" in atlas.partition('data-label="Open"')[2].partition("</td>")[0]
+    assert "ago" in atlas.partition('data-label="Last request"')[2].partition("</td>")[0]
+
+
+def test_account_is_opened_with_its_zone_and_allowance(
+    filled: tuple[Installation, Seeded],
+) -> None:
+    installation, _ = filled
+    operator = installation.visitor("operator")
+
+    made = operator.post(
+        "/console/accounts/new",
+        {"name": "berlin", "allowance": "2.50", "report_tz": "Europe/Berlin"},
+    )
+    wrong = operator.post("/console/accounts/new", {"name": "nowhere", "report_tz": "Mars/Base"})
+
+    page = operator.get(made.headers["location"]).text
+    assert "$2.5 a month" in page
+    assert "Europe/Berlin" in page
+    for place in ("/console/members?account=id:", "/console/webhooks?account=berlin"):
+        assert place in page
+    assert wrong.status_code == 400
+    with installation.database.transaction() as connection:
+        count = select(func.count()).where(accounts.c.name == "nowhere")
+        assert connection.execute(count).scalar_one() == 0
+
+
+def test_home_has_the_spend_of_the_month(filled: tuple[Installation, Seeded]) -> None:
+    page = filled[0].visitor("viewer", account="atlas").get("/console/home").text
+
+    assert figures(page)["Spent this month"].startswith("$")
