@@ -7,7 +7,7 @@ DATABASE ?= postgresql
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help up test test-long check format soak soak-ledger mutations bench bench-llm bench-diffusion bench-audio docs clean
+.PHONY: help up test test-long test-gpu check format soak soak-ledger mutations bench bench-llm bench-diffusion bench-audio bench-mixed docs console-pictures clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 17
@@ -20,6 +20,9 @@ test: $(VENV)/installed-test ## run all tests
 
 test-long: $(VENV)/installed-test ## run the tests that take long and seldom find anything new
 	$(BIN)/python -m pytest -n auto --dist worksteal -m long
+
+test-gpu: $(VENV)/installed-test ## run the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu tests/workers/gpu
 
 check: $(VENV)/installed-test ## format, lint, types, import rules
 	$(BIN)/ruff format --check .
@@ -53,8 +56,14 @@ bench-diffusion: $(VENV)/installed-test ## measure the diffusion engine beside o
 bench-audio: $(VENV)/installed-test ## measure the speech engine beside its model, one by one
 	$(BIN)/python -m benchmarks.audio $(ARGS)
 
+bench-mixed: $(VENV)/installed-test ## all kinds of requests on one device, with a catalog larger than memory
+	$(BIN)/python -m benchmarks.mixed $(ARGS)
+
 docs: $(VENV)/installed-test ## write the generated parts of the documentation
 	$(BIN)/python -m docs.generate
+
+console-pictures: $(VENV)/installed-test ## renew docs/img/console-*.webp from a running demo
+	$(BIN)/python -m docs.console_pictures
 
 clean: ## remove the virtual environment and caches; state in .tollgate/ stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

@@ -8,6 +8,7 @@ from benchmarks import (
     audio,
     batches,
     compare,
+    console,
     diffusion,
     gateway,
     ledger,
@@ -17,6 +18,7 @@ from benchmarks import (
     precision,
     sweep,
     usage,
+    wide,
 )
 
 BENCHMARKS = {
@@ -24,6 +26,8 @@ BENCHMARKS = {
     "sweep": sweep.main,
     "usage": usage.main,
     "old": old.main,
+    "wide": wide.main,
+    "console": console.main,
     "gateway": gateway.main,
     "batches": batches.main,
     "compare": compare.measure_all,

@@ -2,8 +2,9 @@
 
     make bench-llm        or: python -m benchmarks llm
 
-Prompts of 20 to 200 tokens, 64 output tokens, greedy, float32. The runners alternate, and the
-median is printed with the range of the ratios, because other load on the machine varies.
+Prompts of 20 to 200 tokens, 64 output tokens, greedy, float32. Rates are per second of processor
+time, without that of the clients of runners that have their own threads. The runners alternate, and
+the median is printed with the range of the ratios, because other load on the machine varies.
 ``BENCH_CHECKPOINT`` selects another checkpoint; ``BENCH_THREADS`` (1) and ``BENCH_REPEATS`` (2) set
 threads and repetitions.
 """
@@ -29,7 +30,7 @@ LOADS: Final = {1: 3, 8: 24, 32: 64}
 """Concurrency → number of requests."""
 SHARE: Final = 0.6
 """Arrival rate relative to our throughput at concurrency 8."""
-KINDS: Final = ("ours", "one by one", "static", "manager", "llama.cpp")
+KINDS: Final = ("ours", "ours, library forward", "one by one", "static", "manager", "llama.cpp")
 
 
 def main() -> None:
@@ -99,7 +100,7 @@ def _arrivals(path: Path, kinds: Sequence[str], threads: str, capacity: float) -
     task = {"prompts": _prompts(path, len(times)), "new": NEW, "times": times}
     print(f"  Poisson arrivals, {SHARE * capacity / NEW:.1f} requests/s, milliseconds p50 / p99")
     for kind in kinds:
-        if kind == "static":
+        if kind in ("static", "ours, library forward"):
             continue
         (found,) = _run_process(kind, path, threads, [task])
         ttft, tpot = ([1000 * one[place] for one in found] for place in (0, 1))

@@ -21,17 +21,25 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 Tokens = list[int]
+DEVICE: Final = os.environ.get("BENCH_DEVICE", "cpu")
+"""Device of our engine; the others run where their libraries choose."""
 
 
 class Runner(Protocol):
     def closed(self, prompts: Sequence[Tokens], new: int, concurrency: int) -> dict[str, Any]:
-        """Run all with the given concurrency. Return the time in seconds and the texts."""
+        """Run all with the given concurrency. Return the processor time in seconds and the
+        texts."""
         ...
 
     def arrivals(self, prompts: Sequence[Tokens], new: int, times: Sequence[float]) -> list[Any]:
         """Run each from its time of arrival on, up to eight concurrently. Return (TTFT, TPOT) of
         each in seconds."""
         ...
+
+
+def _served() -> float:
+    """Return the processor time of all threads but this one, which is the client's."""
+    return time.process_time() - time.thread_time()
 
 
 class Ours:
@@ -53,7 +61,7 @@ class Ours:
             now_us=lambda: time.monotonic_ns() // 1000,
             unix_ms=lambda: time.time_ns() // 1_000_000,
         )
-        options = {"slots": slots, "device": "cpu", "prefix_cache": False}
+        options = {"slots": slots, "device": DEVICE, "prefix_cache": False}
         spec = ModelSpec("m", "text-generation", "llm", self._checkpoint, options)
         loop.add("m", LlmEngine(spec))
         loop.load("m")
@@ -73,7 +81,7 @@ class Ours:
         loop = self._loop(concurrency)
         waiting = [self._job(number, prompt, new) for number, prompt in enumerate(prompts)]
         texts: dict[str, str] = {}
-        started = time.perf_counter()
+        started = time.process_time()
         running = 0
         while waiting or running:
             while waiting and running < concurrency:
@@ -82,7 +90,7 @@ class Ours:
             for id, outcome in loop.turn().outcomes:
                 texts[id] = outcome.output["choices"][0].text
                 running -= 1
-        took = time.perf_counter() - started
+        took = time.process_time() - started
         return {"seconds": took, "texts": [texts[str(n)] for n in range(len(prompts))]}
 
     def arrivals(self, prompts: Sequence[Tokens], new: int, times: Sequence[float]) -> list[Any]:
@@ -104,6 +112,16 @@ class Ours:
                 timings = outcome.timings
                 found[int(id)] = (timings.first_token_us / 1e6, timings.per_token_us / 1e6)
         return [found[number] for number in range(len(jobs))]
+
+
+class LibraryForward(Ours):
+    """The same engine with the forward of transformers' modules."""
+
+    def __init__(self, checkpoint: str, threads: int) -> None:
+        from workers.engines.llm import fused
+
+        super().__init__(checkpoint, threads)
+        fused.FUSED_FAMILIES = ()
 
 
 class Generate:
@@ -140,10 +158,10 @@ class Generate:
         size = concurrency if self._batched else 1
         self._run(prompts[:1], 2)
         rows: list[Tokens] = []
-        started = time.perf_counter()
+        started = time.process_time()
         for start in range(0, len(prompts), size):
             rows += self._run(prompts[start : start + size], new)
-        took = time.perf_counter() - started
+        took = time.process_time() - started
         texts = [self._tokenizer.decode(row, skip_special_tokens=True) for row in rows]
         return {"seconds": took, "texts": texts}
 
@@ -209,7 +227,7 @@ class Manager:
     def closed(self, prompts: Sequence[Tokens], new: int, concurrency: int) -> dict[str, Any]:
         rows: dict[str, Tokens] = {}
         with self._manager() as manager:
-            started = time.perf_counter()
+            started = _served()
             place = 0
             while len(rows) < len(prompts):
                 while place < len(prompts) and place - len(rows) < concurrency:
@@ -218,7 +236,7 @@ class Manager:
                 result = manager.get_result(timeout=60)
                 if result is not None and result.is_finished():
                     rows[result.request_id] = list(result.generated_tokens)
-            took = time.perf_counter() - started
+            took = _served() - started
         texts = [
             self._tokenizer.decode(rows[str(n)], skip_special_tokens=True)
             for n in range(len(prompts))
@@ -308,9 +326,9 @@ class Llama:
                     async with room:
                         return (await self._request(http, prompt, new))[0]
 
-                started = time.perf_counter()
+                started = _served()
                 texts = await asyncio.gather(*map(one, prompts))
-                return time.perf_counter() - started, list(texts)
+                return _served() - started, list(texts)
 
         seconds, texts = asyncio.run(run())
         return {"seconds": seconds, "texts": texts}
@@ -348,6 +366,7 @@ def _http(server: Any, connections: int) -> Any:
 
 RUNNERS: Final = {
     "ours": Ours,
+    "ours, library forward": LibraryForward,
     "one by one": lambda path, threads: Generate(path, threads, batched=False),
     "static": lambda path, threads: Generate(path, threads, batched=True),
     "manager": Manager,

@@ -31,17 +31,20 @@ from sqlalchemy.engine import make_url
 from benchmarks.ledger import Books, Figure, chat, run
 from benchmarks.sweep import HOLDS, fill_holds, started
 from gateway.accounts.accounts import create_account
-from gateway.accounts.keys import create_key
+from gateway.accounts.keys import KeyFilter, create_key, list_keys
 from gateway.archive.lifecycle import Archiver
 from gateway.audit_log import Author
+from gateway.billing.entries import entries
 from gateway.billing.exports.files import export
 from gateway.billing.exports.footer import Footer
 from gateway.billing.exports.pages import connection_reader
 from gateway.billing.proof import prove_books
 from gateway.billing.statements.close import close_month
 from gateway.billing.statements.statement import statement
-from gateway.billing.usage.report import Filters, Span, usage
-from gateway.billing.usage.rollups import HOURS_MAX, build_due
+from gateway.billing.usage.failures import count_failures
+from gateway.billing.usage.margins import count_below_cost, margin_views
+from gateway.billing.usage.report import Filters, Span, stored_usage, usage
+from gateway.billing.usage.rollups import DAYS_MAX, HOURS_MAX, build_due, build_due_days
 from gateway.ledger.periods import open_period, span_of, starts_at
 from gateway.ledger.prices import put_in_force
 from gateway.pricing import Component, Price, charge
@@ -54,12 +57,12 @@ from workers.contract.blobs import Blobs
 from workers.contract.jobs import Usage
 
 RECEIPTS: Final = int(os.environ.get("BENCH_OLD", "1000000"))
-MONTHS: Final = 24 if RECEIPTS >= 1_000_000 else 3
-ACCOUNTS: Final = 100 if RECEIPTS >= 1_000_000 else 10
 KEYS: Final = 100
 """Keys of each account."""
 TOGETHER: Final = 4
 """Receipts of a charge."""
+FAILED_OF: Final = 500
+"""Charged requests beside each one that failed."""
 CHUNK: Final = 200_000
 ROUNDS: Final = 5
 BATCHES: Final = (1, 16)
@@ -86,10 +89,11 @@ class Installation:
 
 
 def main() -> None:
-    print(f"\nold: {RECEIPTS:,} receipts of {MONTHS} months, {HOLDS:,} open requests")
+    size = size_of(RECEIPTS)
+    print(f"\nold: {RECEIPTS:,} receipts of {size.months} months, {HOLDS:,} open requests")
     with tempfile.TemporaryDirectory() as directory:
         if postgres := os.environ.get("BENCH_POSTGRES"):
-            with _databases_on_server(postgres) as urls:
+            with databases_on_server(postgres) as urls:
                 measure("PostgreSQL", *urls, Path(directory))
             return
         new, old = (f"sqlite:///{Path(directory) / name}.db" for name in ("new", "old"))
@@ -97,15 +101,22 @@ def main() -> None:
 
 
 def measure(name: str, new_url: str, old_url: str, directory: Path) -> None:
-    new = install(new_url, receipts=0)
-    old = install(old_url, receipts=RECEIPTS)
+    new = install(new_url, receipts=0, size=size_of(RECEIPTS))
+    old = install(old_url, receipts=RECEIPTS, size=size_of(RECEIPTS))
     print(f"\n| {name} | new | old | old to new |\n| --- | ---: | ---: | ---: |")
-    for size in BATCHES:
-        _pairs(new, old, size)
+    for batch in BATCHES:
+        _pairs(new, old, batch, "")
     for title, do in _reads(old).items():
         _row(title, _read(new, do), _read(old, do), "ms")
     asyncio.run(_sweeps(new, old))
-    for title, act in (("nightly proof", _prove), ("closing of a month", _close_next)):
+    for batch in BATCHES:
+        _pairs(new, old, batch, f" beside {HOLDS:,} open requests")
+    for title, act in (
+        ("nightly proof", _prove),
+        # The first one stores what the next ones start from.
+        ("next nightly proof", _prove),
+        ("closing of a month", _close_next),
+    ):
         _row(title, _taken(act, new), _taken(act, old), "s")
     _row("archiving of a month", None, _taken(lambda i: _archive(i, directory), old), "s")
     _row("its return", None, _taken(lambda i: _restore(i, directory), old), "s")
@@ -116,18 +127,30 @@ def measure(name: str, new_url: str, old_url: str, directory: Path) -> None:
         each.books.engine.dispose()
 
 
-def install(url: str, *, receipts: int) -> Installation:
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of an installation: the months of its history, and its accounts."""
+
+    months: int
+    accounts: int
+
+
+def size_of(receipts: int) -> Size:
+    return Size(24, 100) if receipts >= 1_000_000 else Size(3, 10)
+
+
+def install(url: str, *, receipts: int, size: Size) -> Installation:
     """Make an installation with a history of a number of receipts, whose hours are sealed."""
     migrate(url)
     database = Database(url)
     now = datetime.now(UTC)
     months = [now.strftime("%Y-%m")]
-    for _ in range(MONTHS):
+    for _ in range(size.months):
         months.insert(0, (starts_at(months[0]) - timedelta(days=1)).strftime("%Y-%m"))
     started = starts_at(months[0])
     with database.transaction() as connection:
         _make_partitions(connection, months)
-        owners = [_open_account(connection, number, started) for number in range(ACCOUNTS)]
+        owners = [_open_account(connection, number, started) for number in range(size.accounts)]
         price_id = put_in_force(connection, MODEL, PRICE, started)
     if receipts:
         _fill(database, receipts, price_id, owners, started, now - timedelta(hours=2))
@@ -139,6 +162,10 @@ def install(url: str, *, receipts: int) -> Installation:
         while True:
             with database.transaction() as connection:
                 if build_due(connection, now) < HOURS_MAX:
+                    break
+        while True:
+            with database.transaction() as connection:
+                if build_due_days(connection) < DAYS_MAX:
                     break
         for month in months[:-2]:
             close_month(database, month, author=BENCH)
@@ -152,7 +179,7 @@ def install(url: str, *, receipts: int) -> Installation:
 
 
 @contextmanager
-def _databases_on_server(url: str) -> Iterator[tuple[str, str]]:
+def databases_on_server(url: str) -> Iterator[tuple[str, str]]:
     """Make two databases on a PostgreSQL server."""
     names = [f"tollgate_bench_{os.getpid()}_{which}" for which in ("new", "old")]
     try:
@@ -220,8 +247,8 @@ def _make_partitions(connection: Connection, months: list[str]) -> None:
         return
     # A new database has one partition of all earlier months, which is empty.
     before = text(
-        "SELECT inhrelid::regclass::text FROM pg_inherits "
-        "WHERE inhrelid::regclass::text LIKE '%\\_before\\_%'"
+        "SELECT oid::regclass::text FROM pg_class JOIN pg_inherits ON inhrelid = oid "
+        "WHERE relkind = 'r' AND relname LIKE '%\\_before\\_%'"
     )
     for name in connection.execute(before).scalars().all():
         connection.execute(text(f"DROP TABLE {name}"))
@@ -257,37 +284,52 @@ def _fill(
     step_us = int((last - first) / timedelta(microseconds=1)) // count
     account, key = owners[0][0], owners[0][1][0]
     # Accounts and keys were numbered one after the other.
-    assert [owner for owner, _ in owners] == [account + n for n in range(ACCOUNTS)]
-    assert owners[-1][1][-1] == key + ACCOUNTS * KEYS - 1
+    owned = len(owners)
+    assert [owner for owner, _ in owners] == [account + n for n in range(owned)]
+    assert owners[-1][1][-1] == key + owned * KEYS - 1
     at = f"({start_us} + i * {step_us})"
     booked = f"({start_us} + (i / {TOGETHER} + 1) * {TOGETHER * step_us} + 1000000)"
     charges = f"""
         INSERT INTO transfers (id, key, kind, from_account, to_account, amount_nanos, posted_after,
             account_version, actor, reason, booked_at)
         SELECT {base} + i / {TOGETHER}, 'charge:' || {request.format(us=at, i="i")}, 'charge',
-            {account} + i / {TOGETHER} % {ACCOUNTS}, {SYSTEM_ACCOUNTS["revenue"]},
+            {account} + i / {TOGETHER} % {owned}, {SYSTEM_ACCOUNTS["revenue"]},
             {COST * TOGETHER},
-            {CREDIT} - (i / {TOGETHER} / {ACCOUNTS} + 1) * {COST * TOGETHER},
-            i / {TOGETHER} / {ACCOUNTS} + 2, 'settler', '', {moment.format(booked)}
+            {CREDIT} - (i / {TOGETHER} / {owned} + 1) * {COST * TOGETHER},
+            i / {TOGETHER} / {owned} + 2, 'settler', '', {moment.format(booked)}
         FROM {series} WHERE i % {TOGETHER} = 0"""
     filled = f"""
         INSERT INTO receipts (request_id, account_id, key_id, model, task, price_id, outcome,
             status, reason, hold_nanos, charge_nanos, requests, input_tokens, cached_input_tokens,
             output_tokens, images, video_ms, audio_ms, characters, steps, gpu_us, timings,
             service_class, accepted_at, settled_at, transfer_id)
-        SELECT {request.format(us=at, i="i")}, {account} + i / {TOGETHER} % {ACCOUNTS},
-            {key} + i / {TOGETHER} % {ACCOUNTS} * {KEYS} + i % {KEYS}, '{MODEL}',
+        SELECT {request.format(us=at, i="i")}, {account} + i / {TOGETHER} % {owned},
+            {key} + i / {TOGETHER} % {owned} * {KEYS} + i % {KEYS}, '{MODEL}',
             'text-generation', {price_id}, 'charged', 'succeeded', 'completed', {COST * 2}, {COST},
             1, {USED.input_tokens}, 0, {USED.output_tokens}, 0, 0, 0, 0, 0, 0,
             '{{"queue_us": 500}}', 'standard', {moment.format(at)}, {moment.format(booked)},
             {base} + i / {TOGETHER}
         FROM {series}"""
+    # Beside them, each of a request that was charged.
+    failed = f"""
+        INSERT INTO receipts (request_id, account_id, key_id, model, task, price_id, outcome,
+            status, reason, hold_nanos, charge_nanos, requests, input_tokens, cached_input_tokens,
+            output_tokens, images, video_ms, audio_ms, characters, steps, gpu_us, timings,
+            service_class, accepted_at, settled_at, transfer_id)
+        SELECT {request.replace("7", "8", 1).format(us=at, i="i")},
+            {account} + i / {TOGETHER} % {owned},
+            {key} + i / {TOGETHER} % {owned} * {KEYS} + i % {KEYS}, '{MODEL}',
+            'text-generation', {price_id}, 'released', 'failed', 'timeout', {COST * 2}, 0,
+            1, 0, 0, 0, 0, 0, 0, 0, 0, 0, '{{"queue_us": 500}}', 'standard', {moment.format(at)},
+            {moment.format(booked)}, NULL
+        FROM {series} WHERE i % {FAILED_OF} = 0"""
     whole = count // TOGETHER * TOGETHER
     for begin in range(0, whole, CHUNK):
         parts = {"first": begin, "last": min(begin + CHUNK, whole)}
         with database.transaction() as connection:
             connection.execute(text(charges), parts)
             connection.execute(text(filled), parts)
+            connection.execute(text(failed), parts)
     if not sqlite:
         with database.transaction() as connection:
             number = f"SELECT setval('transfers_id_seq', {base + whole // TOGETHER})"
@@ -310,7 +352,7 @@ def _settle_balances(connection: Connection) -> None:
         connection.execute(text(statement_))
 
 
-def _pairs(new: Installation, old: Installation, size: int) -> None:
+def _pairs(new: Installation, old: Installation, size: int, beside: str) -> None:
     """Measure hold and settle by turns: time, and processor time of client and server."""
     turns: list[tuple[Figure, Figure]] = []
     for number in range(ROUNDS):
@@ -323,8 +365,8 @@ def _pairs(new: Installation, old: Installation, size: int) -> None:
         new_us, old_us = (statistics.median(each) for each in zip(*values, strict=True))
         ratio = statistics.median(second / first for first, second in values)
         print(
-            f"| hold and settle in batches of {size}, {what} | {new_us:,.0f} | {old_us:,.0f} | "
-            f"{ratio:.2f} |",
+            f"| hold and settle in batches of {size}{beside}, {what} | {new_us:,.0f} | "
+            f"{old_us:,.0f} | {ratio:.2f} |",
             flush=True,
         )
 
@@ -351,7 +393,32 @@ def _reads(installation: Installation) -> dict[str, Callable[[Connection], objec
         filters = Filters((account,))
         return list(export(read, span, filters, format="csv", profile="native", footer=footer))
 
+    every = Filters()
     return {
+        "usage of all accounts in a month by day": lambda connection: usage(
+            connection, span, ("day", "model"), every
+        ),
+        "margins of all models in a month": lambda connection: margin_views(
+            stored_usage(connection, span, ("model",), every), None
+        ),
+        "charges below cost of a week": lambda connection: count_below_cost(
+            connection, last.ends_at - timedelta(days=7)
+        ),
+        "usage of an account in a day by a tag": lambda connection: usage(
+            connection,
+            Span(last.ends_at - timedelta(days=1), last.ends_at, ZoneInfo("UTC")),
+            ("tag:project",),
+            Filters((account,)),
+        ),
+        "failures of all accounts in a month": lambda connection: count_failures(
+            connection, account_id=None, starts_at=last.starts_at, ends_at=last.ends_at
+        ),
+        "newest 100 entries of an account": lambda connection: entries(
+            connection, account, limit=100
+        ),
+        "100 keys of an account": lambda connection: list_keys(
+            connection, KeyFilter(account), limit=100
+        ),
         "usage of a key in a month": month_of_key,
         "usage of an account in a month by day": by_day,
         "newest 100 of an account": newest(RequestFilter(account)),

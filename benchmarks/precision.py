@@ -1,6 +1,7 @@
 """Compares precisions: size of the weights, tokens per second, perplexity.
 
-The checkpoint is ``pocket-chat``, or the directory in ``BENCH_CHECKPOINT``. Each precision is
+The checkpoint is ``pocket-chat``, or the directory in ``BENCH_CHECKPOINT``; the device is a CPU, or
+that in ``BENCH_DEVICE``. Each precision is
 loaded as in the engine; those that the engine does not support on this device are reported. The
 text is the assistant's part of dialogues with a seed that training never uses. Small models are
 limited by Python rather than memory, so speed is also measured with a decoder of random weights
@@ -26,7 +27,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from gateway.plan.this_machine import measure_bandwidth
 from training.chat.data import dialogue
-from training.chat.score import HELD_OUT
+from training.chat.score import SEED
 from training.chat.train import encode
 from workers.contract.models import ModelSpec
 from workers.engines.llm.checkpoint import Checkpoint
@@ -34,6 +35,7 @@ from workers.engines.llm.options import read_options
 from workers.engines.precision import weight_bytes
 
 POCKET: Final = Path(__file__).parents[1] / "workers" / "pocket" / "chat"
+DEVICE: Final = os.environ.get("BENCH_DEVICE", "cpu")
 PRECISIONS: Final = ("float32", "bfloat16", "int8", "fp8")
 DIALOGUES: Final = 100
 BATCHES: Final = (1, 8)
@@ -70,7 +72,7 @@ def main() -> None:
 def measure(name: str, path: Path, held_out: list[Text]) -> None:
     for precision in PRECISIONS:
         spec = ModelSpec(
-            name, "text-generation", "llm", str(path), {"dtype": precision, "device": "cpu"}
+            name, "text-generation", "llm", str(path), {"dtype": precision, "device": DEVICE}
         )
         try:
             model = Checkpoint(spec, read_options(spec)).model
@@ -89,7 +91,7 @@ def measure(name: str, path: Path, held_out: list[Text]) -> None:
 
 def texts(path: Path) -> Iterator[Text]:
     tokenizer = AutoTokenizer.from_pretrained(path)
-    r = random.Random(HELD_OUT)
+    r = random.Random(SEED)
     for _ in range(DIALOGUES):
         ids, counted = encode(tokenizer, dialogue(r))
         yield Text(torch.tensor([ids]), torch.tensor(counted[1:]))
@@ -99,8 +101,9 @@ def texts(path: Path) -> Iterator[Text]:
 def perplexity(model: Any, held_out: list[Text]) -> float:
     total, count = 0.0, 0
     for text in held_out:
-        logits = model(text.ids).logits[0, :-1].float()[text.counted]
-        targets = text.ids[0, 1:][text.counted]
+        ids, counted = text.ids.to(model.device), text.counted.to(model.device)
+        logits = model(ids).logits[0, :-1].float()[counted]
+        targets = ids[0, 1:][counted]
         total += F.cross_entropy(logits, targets, reduction="sum").item()
         count += len(targets)
     return math.exp(total / count)
@@ -112,12 +115,14 @@ def decode_rate(model: Any, batch: int) -> float:
 
     Other load on the machine only makes steps slower.
     """
-    prompt = torch.arange(3, 3 + PROMPT).expand(batch, PROMPT)
+    prompt = torch.arange(3, 3 + PROMPT, device=model.device).expand(batch, PROMPT)
     past = model(prompt, use_cache=True).past_key_values
     last, took = prompt[:, -1:], list[float]()
     while len(took) < STEPS_MIN or (sum(took) < SECONDS and len(took) < STEPS_MAX):
         started = time.perf_counter()
         model(last, past_key_values=past, use_cache=True)
+        if model.device.type == "cuda":
+            torch.cuda.synchronize()
         took.append(time.perf_counter() - started)
     fastest = sorted(took)[: max(1, len(took) // 10)]
     return batch / statistics.mean(fastest)

@@ -100,6 +100,7 @@ async def started(database: Database) -> AsyncIterator[tuple[Sweeper, Redis, Dis
             settler=cast(Any, None),
             flows=cast(Any, NoFlows()),
             aside=Aside(database),
+            in_doubt=(),
             settings=settings,
         )
         try:

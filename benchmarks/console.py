@@ -1,0 +1,237 @@
+"""What the pages of the console cost: time to the first byte, sizes, and what orders notice of it.
+
+``python -m benchmarks console``. ``BENCH_CONSOLE`` is the number of receipts (200,000; from a
+million on, of 24 months), inserted as by ``old``. It runs on SQLite; with ``BENCH_POSTGRES``, on a
+database of that server as well, which is made and dropped. The whole product runs beside: each page
+is read by one visitor and by four at a time, and chat is measured with and without them. The
+processor time of the gateway is that of one visit, so it also tells on a busy machine.
+``BENCH_VISITS`` is the number of visits of each page (20).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import httpx
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import make_url
+
+from benchmarks import old
+from benchmarks.load import Figures, chat_load
+from benchmarks.processes import Product, consumption, roles, start_product
+
+RECEIPTS: Final = int(os.environ.get("BENCH_CONSOLE", "200000"))
+READERS: Final = 4
+VISITS: Final = int(os.environ.get("BENCH_VISITS", "20"))
+"""Visits of each page by one visitor."""
+PAUSE_S: Final = 0.25
+"""Time for which each of several visitors looks at a page."""
+LOAD_S: Final = 20.0
+CONCURRENCY: Final = 4
+TOKEN: Final = re.compile(r'name="csrf" value="(\w+)"')
+REQUEST: Final = re.compile(r"/console/requests/(req_[0-9a-f]{32})")
+ASSET: Final = re.compile(r'(?:src|href)="(/console/assets/[^"]+)"')
+LINK: Final = re.compile(r'href="(/console[^"#?]*)(?:\?[^"]*)?"')
+MORE: Final = (
+    "/console/requests?status=failed",
+    "/console/requests?model=none",
+    "/console/requests?tag=project=none",
+    "/console/requests?cost=1",
+    "/console/requests?account=customer+0",
+    "/console/requests?account=customer+0&model=none",
+    "/console/requests/histogram",
+    "/console/balance?account=customer+0",
+    "/console/ledger?account=customer+0",
+    "/console/statements?account=customer+0",
+    "/console/limits?account=customer+0",
+    "/console/keys?account=customer+0",
+    "/console/usage?by=model",
+    "/console/usage?by=day&account=customer+0",
+)
+"""Pages beside those that the navigation leads to."""
+
+
+@dataclass(frozen=True)
+class Visits:
+    """Times to the first byte of a page, in milliseconds, and its size."""
+
+    path: str
+    status: int
+    times_ms: list[float]
+    bytes: int
+
+    def at(self, share: float) -> float:
+        ordered = sorted(self.times_ms)
+        return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
+
+
+def main() -> None:
+    print(f"\nconsole: {RECEIPTS:,} receipts")
+    with tempfile.TemporaryDirectory() as directory:
+        measure("SQLite", f"sqlite:///{Path(directory) / 'bench.db'}", Path(directory))
+        if postgres := os.environ.get("BENCH_POSTGRES"):
+            with _database_on_server(postgres) as url:
+                measure("PostgreSQL", url, Path(directory))
+
+
+def measure(name: str, url: str, directory: Path) -> None:
+    filled = old.install(url, receipts=RECEIPTS, size=old.size_of(RECEIPTS))
+    filled.database.dispose()
+    filled.books.engine.dispose()
+    home = directory / name
+    home.mkdir()
+    product = start_product(home, url)
+    try:
+        _sizes(name, product)
+        alone = _load(product)
+        with _visitor(product, url) as client:
+            paths = _pages(client)
+            one, used = [], []
+            for path in paths:
+                before = consumption(roles(product))
+                one.append(_visit(client, path, VISITS))
+                spent = consumption(roles(product)).since(before, VISITS)
+                used.append(spent.cpu_ms["gateway"])
+        together, beside = _read_beside(product, url, paths)
+    finally:
+        product.stop()
+    head = "p50 | p95 | processor | p95 of four beside orders | kB"
+    print(f"\n| {name}: ms to the first byte | {head} |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for visits, four, cpu_ms in zip(one, together, used, strict=True):
+        note = "" if visits.status == 200 else f" ({visits.status})"
+        print(
+            f"| `{visits.path}`{note} | {visits.at(0.5):.1f} | {visits.at(0.95):.1f} | "
+            f"{cpu_ms:.1f} | {four.at(0.95):.1f} | {visits.bytes / 1000:.1f} |"
+        )
+    whole = [ms for visits in one for ms in visits.times_ms]
+    print(f"\nall pages: median {statistics.median(whole):.1f} ms")
+    print(f"\n| {name}: chat | requests/s | p50 | p99 |\n| --- | ---: | ---: | ---: |")
+    for title, found in (("without visitors", alone), (f"with {READERS} visitors", beside)):
+        print(f"| {title} | {found.rate:.0f} | {found.p50_ms:.1f} ms | {found.p99_ms:.1f} ms |")
+
+
+def _sizes(name: str, product: Product) -> None:
+    """Print the bytes that a first visit transfers, compressed."""
+    with httpx.Client(base_url=f"http://127.0.0.1:{product.port}") as client:
+        html = client.get("/console/enter").text
+        sizes: dict[str, int] = {}
+        for asset in sorted(set(ASSET.findall(html))):
+            with client.stream("GET", asset) as answer:
+                size = sum(len(part) for part in answer.iter_raw())
+            sizes[asset.rpartition(".")[2]] = sizes.get(asset.rpartition(".")[2], 0) + size
+    text_ = ", ".join(f"{kind} {size / 1000:.1f} kB" for kind, size in sizes.items())
+    print(f"\n{name}: assets of a first page, compressed: {text_}", flush=True)
+
+
+@contextmanager
+def _visitor(product: Product, url: str) -> Iterator[httpx.Client]:
+    """Enter as an operator."""
+    environment = {
+        **os.environ,
+        "DATABASE_URL": url,
+        "TOLLGATE_HOME": str(product.home),
+        "TOLLGATE_PORT": str(product.port),
+        "TOLLGATE_CATALOG": str(product.home / "catalog.yaml"),
+    }
+    command = [sys.executable, "-m", "gateway", "console", "link", "--json"]
+    made = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    secret = json.loads(made.stdout)[0]["path"].partition("#")[2]
+    with httpx.Client(base_url=f"http://127.0.0.1:{product.port}", timeout=30) as client:
+        token = TOKEN.findall(client.get("/console/enter").text)[-1]
+        answer = client.post(
+            "/console/enter/link",
+            data={"csrf": token, "secret": secret},
+            headers={"Sec-Fetch-Site": "same-origin"},
+        )
+        assert answer.status_code == 303, answer.text
+        yield client
+
+
+def _pages(client: httpx.Client) -> list[str]:
+    """Return the pages of the navigation, those beside them, and one request."""
+    html = client.get("/console").text
+    found = [path for path in dict.fromkeys(LINK.findall(html)) if "/assets/" not in path]
+    newest = REQUEST.findall(client.get("/console/requests?model=bench").text)[0]
+    wanted = dict.fromkeys([*found, *MORE, f"/console/requests/{newest}"])
+    return [path for path in wanted if not REQUEST.search(path) or path.endswith(newest)]
+
+
+def _visit(client: httpx.Client, path: str, times: int) -> Visits:
+    taken, size, status = [], 0, 0
+    for _ in range(times):
+        began = time.perf_counter()
+        with client.stream("GET", path) as answer:
+            taken.append((time.perf_counter() - began) * 1000)
+            size, status = sum(len(part) for part in answer.iter_raw()), answer.status_code
+    return Visits(path, status, taken, size)
+
+
+def _read_beside(product: Product, url: str, paths: list[str]) -> tuple[list[Visits], Figures]:
+    """Read all pages by several visitors while chat is ordered, until both have ended."""
+    found: dict[str, list[Visits]] = {path: [] for path in paths}
+    ended = threading.Event()
+    ready = threading.Barrier(READERS + 1)
+
+    def read() -> None:
+        with _visitor(product, url) as client:
+            ready.wait()
+            rounds = 0
+            while rounds < VISITS // 4 or not ended.is_set():
+                for path in paths:
+                    found[path].append(_visit(client, path, 1))
+                    time.sleep(PAUSE_S)
+                rounds += 1
+
+    readers = [threading.Thread(target=read) for _ in range(READERS)]
+    for reader in readers:
+        reader.start()
+    ready.wait()
+    beside = _load(product)
+    ended.set()
+    for reader in readers:
+        reader.join()
+    together = [
+        Visits(path, each[0].status, [ms for one in each for ms in one.times_ms], each[0].bytes)
+        for path, each in found.items()
+    ]
+    return together, beside
+
+
+def _load(product: Product) -> Figures:
+    return chat_load(
+        port=product.port,
+        key=product.key,
+        model="echo",
+        concurrency=CONCURRENCY,
+        seconds=LOAD_S,
+    )
+
+
+@contextmanager
+def _database_on_server(url: str) -> Iterator[str]:
+    name = f"tollgate_bench_{os.getpid()}_console"
+    own = make_url(url).set(drivername="postgresql+psycopg")
+    engine = create_engine(own, isolation_level="AUTOCOMMIT")
+    try:
+        with engine.connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {name}"))
+        made = make_url(url).set(database=name)
+        yield made.render_as_string(hide_password=False)
+    finally:
+        with engine.connect() as connection:
+            connection.execute(text(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
+        engine.dispose()
