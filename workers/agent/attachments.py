@@ -272,14 +272,14 @@ class Attachments:
             return _without_read(completed)
         if self._blobs is None:
             return _not_stored(leased, completed, _no_blob_store())
-        try:
-            async with asyncio.TaskGroup() as group:
-                puts = [
-                    group.create_task(self._put(self._blobs, leased, file, self._patience_s))
-                    for file in completed.files
-                ]
-        except ExceptionGroup as group:
-            first = _first_error(group)
+        # Each ends by itself: a cancelled write may still reach the store, after the deletion.
+        stored = await asyncio.gather(
+            *(self._put(self._blobs, leased, file, self._patience_s) for file in completed.files),
+            return_exceptions=True,
+        )
+        refs = tuple(each for each in stored if isinstance(each, BlobRef))
+        if len(refs) < len(stored):
+            first = next(each for each in stored if isinstance(each, BaseException))
             if isinstance(first, BlobTooLarge):
                 failure = Failed("output_too_large", f"An output is too large: {first}.")
             else:
@@ -287,7 +287,7 @@ class Attachments:
                 log.error("could not store an output", extra=extra, exc_info=first)
                 failure = Failed("engine_error", "The output was produced but could not be stored.")
             return _not_stored(leased, completed, failure)
-        blobs = (*completed.blobs, *(put.result() for put in puts))
+        blobs = (*completed.blobs, *refs)
         return _without_read(msgspec.structs.replace(completed, blobs=blobs, files=()))
 
     async def _with_stored_output(self, leased: LeasedJob, outcome: Outcome) -> Outcome:
