@@ -1,6 +1,9 @@
 """Group commit: items that arrive while one batch is being written form the next batch.
 
-There is no timer: a single item is written immediately, and under load batches fill by themselves.
+A single item is written immediately, and under load batches fill by themselves. Where a batch costs
+much more than an item, the one that directly follows a batch may wait a moment to become as large:
+most callers that were just answered come back with their next item.
+
 If a batch fails because of its data, its items are written one by one, so that one bad item does
 not fail the others; the writing function must therefore be idempotent. An outage fails the whole
 batch immediately. An item whose future is cancelled before it is written is dropped.
@@ -31,11 +34,18 @@ class GroupCommit(Generic[Item, Answer]):
         write: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]],
         *,
         batch_max: int = BATCH_MAX,
+        gather_s: float = 0.0,
     ) -> None:
+        """``gather_s``: the longest wait of a batch for as many items as the one before had."""
         self._write = write
         self._batch_max = batch_max
+        self._gather_s = gather_s
         self._pending: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
         self._writer: asyncio.Task[None] | None = None
+        self._last = 0
+        """Number of items in the last batch."""
+        self._written_at = 0.0
+        self._gathered: asyncio.Future[None] | None = None
         self.batches = self.items = 0
         """Number of batches that were written, and of the items in them."""
 
@@ -53,14 +63,19 @@ class GroupCommit(Generic[Item, Answer]):
         self._pending.append((item, answer))
         if self._writer is None:
             self._writer = asyncio.create_task(self._drain())
+        elif self._gathered is not None and len(self._pending) >= self._last:
+            _end(self._gathered)
         return answer
 
     async def _drain(self) -> None:
         try:
             while self._pending:
+                if len(self._pending) < self._last:
+                    await self._gather()
                 count = min(len(self._pending), self._batch_max)
                 taken = (self._pending.popleft() for _ in range(count))
                 batch = [entry for entry in taken if not entry[1].done()]
+                self._last = len(batch)
                 if batch:
                     self.batches, self.items = self.batches + 1, self.items + len(batch)
                     try:
@@ -74,8 +89,22 @@ class GroupCommit(Generic[Item, Answer]):
                         for _, future in batch:
                             future.cancel()
                         raise
+                    self._written_at = asyncio.get_running_loop().time()
         finally:
             self._writer = None
+
+    async def _gather(self) -> None:
+        """Wait for as many items as the last batch had, but only if it has just been written."""
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._written_at >= self._gather_s:
+            return
+        self._gathered = loop.create_future()
+        timer = loop.call_later(self._gather_s, _end, self._gathered)
+        try:
+            await self._gathered
+        finally:
+            timer.cancel()
+            self._gathered = None
 
     async def _commit(self, batch: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
         try:
@@ -109,6 +138,11 @@ class GroupCommit(Generic[Item, Answer]):
             else:
                 if not future.done():
                     future.set_result(answer)
+
+
+def _end(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 def _resolve(future: asyncio.Future[Answer], error: Exception) -> None:

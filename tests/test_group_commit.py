@@ -135,3 +135,63 @@ async def test_writer_with_too_few_answers_fails_the_batch() -> None:
 
     assert all(isinstance(answer, ValueError) for answer in answers)
     assert later == 3
+
+
+async def test_batch_waits_for_as_many_items_as_the_one_before() -> None:
+    batches: list[int] = []
+
+    async def write(batch: Sequence[int]) -> list[int]:
+        batches.append(len(batch))
+        await asyncio.sleep(0)
+        return list(batch)
+
+    group = GroupCommit(write, gather_s=60)
+    await asyncio.gather(*(group.submit(number) for number in range(3)))
+    first = asyncio.gather(group.submit(1), group.submit(2))
+    await asyncio.sleep(0.02)
+    assert batches == [3]
+
+    third = group.submit(3)
+    await asyncio.gather(first, third)
+
+    assert batches == [3, 3]
+
+
+async def test_batch_does_not_wait_longer_than_it_may() -> None:
+    batches: list[int] = []
+
+    async def write(batch: Sequence[int]) -> list[int]:
+        batches.append(len(batch))
+        await asyncio.sleep(0)
+        return list(batch)
+
+    group = GroupCommit(write, gather_s=0.05)
+    await asyncio.gather(*(group.submit(number) for number in range(3)))
+
+    assert await group.submit(1) == 1
+    assert batches == [3, 1]
+
+
+async def test_batch_long_after_another_does_not_wait() -> None:
+    async def write(batch: Sequence[int]) -> list[int]:
+        await asyncio.sleep(0)
+        return list(batch)
+
+    group = GroupCommit(write, gather_s=60)
+    await asyncio.gather(*(group.submit(number) for number in range(3)))
+    group._written_at -= 60
+
+    async with asyncio.timeout(10):
+        assert await group.submit(1) == 1
+
+
+async def test_items_that_follow_one_another_never_wait() -> None:
+    async def write(batch: Sequence[int]) -> list[int]:
+        await asyncio.sleep(0)
+        return list(batch)
+
+    group = GroupCommit(write, gather_s=60)
+
+    async with asyncio.timeout(10):
+        for number in range(5):
+            assert await group.submit(number) == number

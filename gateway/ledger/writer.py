@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from sqlalchemy import Connection
 
@@ -28,6 +28,9 @@ from gateway.sql.database import Database
 
 Entry: TypeAlias = HoldRequest | Extension | Settlement
 Answer: TypeAlias = HoldAnswer | ExtendAnswer | Closing | None
+
+GATHER_S: Final = 0.001
+"""A transaction costs as much as twenty entries, so a batch waits this long for company."""
 
 
 class LedgerWriter:
@@ -56,11 +59,13 @@ class LedgerWriter:
                 durable=must_be_durable(batch),
             )
 
-        self._begins: GroupCommit[Entry, Any] = GroupCommit(write)
+        self._begins: GroupCommit[Entry, Any] = GroupCommit(write, gather_s=GATHER_S)
         # Settlements wait for the row of their month, which PostgreSQL locks while hours are summed
         # up or a month is closed. Holds must not wait behind them. SQLite has one writer anyway.
         one = database.engine.dialect.name == "sqlite"
-        self._ends: GroupCommit[Entry, Any] = self._begins if one else GroupCommit(write)
+        self._ends: GroupCommit[Entry, Any] = (
+            self._begins if one else GroupCommit(write, gather_s=GATHER_S)
+        )
 
     @property
     def committed(self) -> tuple[int, int]:

@@ -233,7 +233,9 @@ def test_closed_month_is_read_in_the_order_of_its_ids(
 
     assert not [plan for plan in plans for table in LARGE if plan.startswith(f"SCAN {table} <-")]
     if books.database.engine.dialect.name == "sqlite":
-        read = [plan for plan in plans if plan.startswith(("SEARCH receipts ", "SEARCH transfers "))]
+        read = [
+            plan for plan in plans if plan.startswith(("SEARCH receipts ", "SEARCH transfers "))
+        ]
         unbounded = [
             plan
             for plan in read
