@@ -20,8 +20,8 @@ WORDS: Final = (
 )
 
 
-def make_checkpoint(path: Path) -> Path:
-    """Save the model: 17 million weights, 64x64 pixels, deterministic."""
+def make_checkpoint(path: Path, *, channels: tuple[int, int, int] = (64, 128, 256)) -> Path:
+    """Save the model: 17 million weights by default, 64x64 pixels, deterministic."""
     import torch
     from diffusers import (
         AutoencoderKL,
@@ -43,7 +43,7 @@ def make_checkpoint(path: Path) -> Path:
                 in_channels=4,
                 out_channels=4,
                 layers_per_block=1,
-                block_out_channels=(64, 128, 256),
+                block_out_channels=channels,
                 down_block_types=("CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
                 up_block_types=("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
                 cross_attention_dim=256,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+from unittest import mock
 
 import torch
 
 from benchmarks.diffusion_runners import Arrival, Ours, Pipeline, Setting, wait_for_device
 from workers.engines.batching import Call, concatenate, rows_of
+from workers.engines import cooperative_batching
 from workers.engines.cooperative_batching import CooperativeBatcher, Phase, PipelineRun
 from workers.engines.diffusion.families import DENOISERS
 
@@ -41,11 +44,13 @@ def step_parts(
     alone: Pipeline, setting: Setting, *, requests: int, steps: int
 ) -> list[tuple[float, float, float]]:
     """Measure each step shared by all requests: total, forward pass and pipeline code, in seconds.
+    None is interrupted.
 
     Pipeline code is what a pipeline runs between two of its calls of the denoiser.
     """
     watch = _Watch(setting.now_s)
-    with _replaced(type(_denoiser(alone)), watch.inner):
+    whole = mock.patch.object(cooperative_batching, "SLICE_S", math.inf)
+    with whole, _replaced(type(_denoiser(alone)), watch.inner):
         runner = Ours(setting)
     denoiser = runner.engine.denoiser
     denoiser.forward = watch.outer(denoiser.forward)

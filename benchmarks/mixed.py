@@ -4,9 +4,10 @@
 process as a worker does, without gateway and queue. Every class has clients that send the next
 request when the last one has ended, after a pause. Prints for each class how many requests ended
 how, their times, and goodput: the share that kept the promise (``slo``) of its catalog entry. No
-shipped model transcribes or reranks, so tiny ones of random weights are made for these. Then
-the gaps between the tokens of all chats, the longest step of each engine, and the memory at the
-beginning and the end. Ends with status 1 if a request failed, or the budget was exceeded.
+shipped model transcribes or reranks, so tiny ones of random weights are made for these, and a
+denoiser whose forward pass at 768 x 768 takes most of a second on one core. Then the gaps between
+the tokens of all chats, the longest step of each engine, and the memory at the beginning and the
+end. Ends with status 1 if a request failed, or the budget was exceeded.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any, Final
 
 import msgspec
 
+from benchmarks import diffusion_checkpoint
 from tests.artist import png
 from tests.workers.reranking import checkpoints as reranking
 from tests.workers.talking import driver as talking
@@ -44,6 +46,7 @@ WARM_S: Final = 60.0
 MEASURE_S: Final = 2.0
 TRANSCRIBER: Final = "tiny-whisper"
 RERANKER: Final = "tiny-reranker"
+LARGE: Final = "large-picture"
 TOPICS: Final = ("What is a hold?", "What is 12 plus 30?", "Say a red circle.", "What is a price?")
 
 
@@ -83,6 +86,14 @@ CLASSES: Final = {
         4.0,
         {"prompt": "a red circle", "width": 64, "height": 64, "steps": 4, "guidance": 1.5},
         {"total_ms": 5000},
+    ),
+    "large": Client(
+        LARGE,
+        "text-to-image",
+        1,
+        20.0,
+        {"prompt": "a red circle", "width": 768, "height": 768, "steps": 2, "guidance": 1.0},
+        {"total_ms": 60000},
     ),
     "video": Client(
         "pocket-video",
@@ -159,9 +170,11 @@ def make_models(directory: Path) -> list[ModelSpec]:
     """Make the random models that no shipped one stands for."""
     whisper = transcription.make_checkpoint(directory / "whisper")
     reranker = reranking.make_checkpoint(directory / "reranker")
+    picture = diffusion_checkpoint.make_checkpoint(directory / "picture", channels=(32, 64, 128))
     return [
         ModelSpec(TRANSCRIBER, "speech-to-text", "transcription", str(whisper)),
         ModelSpec(RERANKER, "rerank", "rerank", str(reranker)),
+        ModelSpec(LARGE, "text-to-image", "diffusion", str(picture)),
     ]
 
 

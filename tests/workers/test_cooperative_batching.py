@@ -215,7 +215,7 @@ def test_runs_execute_one_at_a_time_and_only_in_turns() -> None:
 
 def test_time_of_preparing_a_run_is_told_apart_from_its_batch() -> None:
     now = [0.0]
-    batcher = CooperativeBatcher(rows_max=4, now_s=lambda: now[0])
+    batcher = CooperativeBatcher(rows_max=4, slice_s=1000.0, now_s=lambda: now[0])
 
     def spend(x: torch.Tensor) -> torch.Tensor:
         now[0] += 2.0 * len(x)
@@ -321,7 +321,9 @@ def test_gradient_mode_of_a_suspended_run_does_not_affect_others() -> None:
 class _Layers(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(3))
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(2, 2)) for _ in range(3)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:

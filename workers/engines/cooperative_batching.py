@@ -7,13 +7,17 @@ of the result. Everything happens in the thread that calls ``turn``, and only on
 any time: libraries, tokenizers for one, keep shared state. A run can be stopped wherever it is
 suspended. The function of a batch point must treat the rows of a batch independently; a test proves
 that for each pipeline before it is supported.
+
+A batch that takes long is interrupted between layers and continued by the next turn; until it has
+ended, no other batch runs. Its runs can be stopped meanwhile.
 """
 
 from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -22,7 +26,7 @@ from greenlet import getcurrent, greenlet
 
 from workers.engines.batch_order import BatchSizes, urgency
 from workers.engines.batching import can_batch, concatenate, rows_of, signature, split
-from workers.engines.devices import PROGRESS
+from workers.engines.interrupting import SLICE_S, Interruptible, add_hooks
 from workers.pulse import PULSE
 
 Phase: TypeAlias = Literal["preprocess", "forward", "postprocess"]
@@ -86,6 +90,20 @@ class _Call:
     error: BaseException | None = None
 
 
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """Calls that are executed as one; ``undelivered`` are those whose runs are still suspended."""
+
+    group: list[_Call]
+    undelivered: list[_Call]
+    computation: Interruptible
+    spent_s: float = 0.0
+
+    @property
+    def point(self) -> BatchPoint:
+        return self.group[0].point
+
+
 @dataclass(frozen=True, slots=True)
 class TurnResult:
     """Result of one turn: the batch point that ran (its ``phase`` is where the time went), the rows
@@ -98,7 +116,7 @@ class TurnResult:
     prepared_s: dict[int, float] = field(default_factory=dict)
     """Time in ``preprocess`` until a new run was suspended for the first time, by ``id(run)``."""
     batch_s: float = 0.0
-    """Duration of the batch and of what its runs did after it."""
+    """Duration of this turn's part of the batch, and of what its runs did after it."""
 
     @property
     def preprocess_s(self) -> dict[int, float]:
@@ -112,15 +130,26 @@ class TurnResult:
 
 
 class CooperativeBatcher:
-    """``rows_max``: maximum rows of a batch. Not thread-safe."""
+    """``rows_max``: maximum rows of a batch. ``slice_s``: time after which one is interrupted,
+    ``SLICE_S`` by default. Not thread-safe."""
 
-    def __init__(self, *, rows_max: int, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        rows_max: int,
+        slice_s: float | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._rows_max = rows_max
+        self._slice_s = SLICE_S if slice_s is None else slice_s
         self._now_s = now_s
         self._sizes = BatchSizes()
         self._new: list[PipelineRun] = []
         self._suspended: list[_Call] = []
         self._ended: list[PipelineRun] = []
+        self._batch: _Batch | None = None
+        """The batch that has begun and not ended."""
+        self._hooked: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._order = 0
         self._turn = getcurrent()
 
@@ -137,14 +166,14 @@ class CooperativeBatcher:
         """Wrap a function so that calls from runs are batched; other calls pass through.
 
         ``module``: what the function computes with. All runs share it, so its precision and device
-        must not change. Its layers report progress (``pulse``). ``switch``: only runs of the same
-        ``variant`` share a batch, and it is called with theirs first.
+        must not change. Between its layers a batch is interrupted. ``switch``: only runs of the
+        same ``variant`` share a batch, and it is called with theirs first.
         """
         if module is not None:
             function = _check_placement(name, function, module)
-            beat = _mark if _is_on_cuda(module) else _beat
-            for layer in _layers(module, deep=phase != "forward"):
-                layer.register_forward_pre_hook(beat)
+            if module not in self._hooked:
+                self._hooked.add(module)
+                add_hooks(module)
         point = BatchPoint(name, function, phase, batched, switch)
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -166,6 +195,9 @@ class CooperativeBatcher:
         withdrawn = [run for run in runs if self._withdraw(run)]
         self._resume(withdrawn)
         self._ended = [run for run in self._ended if run not in withdrawn]
+        if self._batch is not None and not self._batch.undelivered:
+            self._batch.computation.abandon()
+            self._batch = None
 
     def forget(self) -> None:
         """Forget the durations of batches: their shapes refer to batch points, which refer to the
@@ -173,32 +205,63 @@ class CooperativeBatcher:
         self._sizes = BatchSizes()
 
     def turn(self, phase: Callable[[Phase], Any]) -> TurnResult:
-        """Execute one batch of calls, then resume its runs until they are suspended again.
+        """Execute one batch of calls, or a slice of it, then resume its runs until they are
+        suspended again.
 
         ``phase`` is entered around the call and the code that runs after it.
         """
-        new, self._new = self._new, []
-        prepared_s = {}
-        if new:
+        prepared_s: dict[int, float] = {}
+        if self._batch is None:
+            prepared_s = self._prepare(phase)
+            self._batch = self._begin()
+        batch = self._batch
+        if batch is None:
+            return TurnResult(ended=self._take_ended(), prepared_s=prepared_s)
+        rows = {id(call.run): call.rows for call in batch.group if not call.run.stopping}
+        started_s = self._now_s()
+        try:
+            with phase(batch.point.phase):
+                if batch.computation.run_slice():
+                    self._deliver(batch)
+        except BaseException:
+            self._batch = None
+            raise
+        batch_s = self._now_s() - started_s
+        batch.spent_s += batch_s
+        if batch.computation.dead and not batch.undelivered:
+            self._batch = None
+            if all(call.error is None for call in batch.group):
+                total = sum(call.rows for call in batch.group)
+                self._sizes.record(batch.group[0].signature, total, batch.spent_s)
+        return TurnResult(batch.point, rows, self._take_ended(), prepared_s, batch_s)
+
+    def _prepare(self, phase: Callable[[Phase], Any]) -> dict[int, float]:
+        """Start new runs until the slice is over. Return the time of each, by ``id(run)``."""
+        spent_s: dict[int, float] = {}
+        if self._new:
             with phase("preprocess"):
-                for run in new:
-                    began_s = self._now_s()
+                while self._new and sum(spent_s.values()) <= self._slice_s:
+                    run, began_s = self._new.pop(0), self._now_s()
                     self._resume([run])
-                    prepared_s[id(run)] = self._now_s() - began_s
+                    spent_s[id(run)] = self._now_s() - began_s
+        return spent_s
+
+    def _begin(self) -> _Batch | None:
         group = self._select()
         if not group:
-            return TurnResult(ended=self._take_ended(), prepared_s=prepared_s)
-        point, started_s = group[0].point, self._now_s()
-        with phase(point.phase):
-            with torch.no_grad():
-                self._compute(point, group)
-            self._resume([call.run for call in group])
-        rows = {id(call.run): call.rows for call in group}
-        if all(call.error is None for call in group):
-            seconds = self._now_s() - started_s
-            self._sizes.record(group[0].signature, sum(rows.values()), seconds)
-        batch_s = self._now_s() - started_s
-        return TurnResult(point, rows, self._take_ended(), prepared_s, batch_s)
+            return None
+        computation = Interruptible(
+            lambda: self._compute(group[0].point, group), slice_s=self._slice_s, now_s=self._now_s
+        )
+        return _Batch(group, list(group), computation)
+
+    def _deliver(self, batch: _Batch) -> None:
+        """Resume the runs of a computed batch, at least one, until the slice is over."""
+        started_s = self._now_s()
+        while batch.undelivered:
+            self._resume([batch.undelivered.pop(0).run])
+            if self._now_s() - started_s > self._slice_s:
+                return
 
     def _suspend(
         self, here: _RunGreenlet, point: BatchPoint, args: Any, kwargs: dict[str, Any]
@@ -249,10 +312,12 @@ class CooperativeBatcher:
         if run in self._new:
             self._new.remove(run)
             return True
-        others = [call for call in self._suspended if call.run is not run]
-        was_suspended = len(others) < len(self._suspended)
-        self._suspended = others
-        return was_suspended
+        for calls in (self._suspended, self._batch.undelivered if self._batch is not None else []):
+            for call in calls:
+                if call.run is run:
+                    calls.remove(call)
+                    return True
+        return False
 
     def _take_ended(self) -> tuple[PipelineRun, ...]:
         ended, self._ended = tuple(self._ended), []
@@ -350,25 +415,6 @@ def _check_placement(
 def _placement(module: torch.nn.Module) -> str:
     first = next(module.parameters(), None)
     return "without weights" if first is None else f"{first.dtype} on {first.device}"
-
-
-def _layers(module: torch.nn.Module, *, deep: bool) -> Iterator[torch.nn.Module]:
-    """Yield a network's layers: the outermost only, or with ``deep`` those of all depths."""
-    for part in module.modules() if deep else module.children():
-        if isinstance(part, torch.nn.ModuleList):
-            yield from (layer for layer in part if layer is not None)
-
-
-def _is_on_cuda(module: torch.nn.Module) -> bool:
-    return any(weight.is_cuda for weight in module.parameters())
-
-
-def _mark(*_: Any) -> None:
-    PROGRESS.mark()
-
-
-def _beat(*_: Any) -> None:
-    PULSE.beat()
 
 
 def _execute(run: PipelineRun) -> None:

@@ -28,6 +28,10 @@ def select(option: Any) -> None:
     torch.backends.cuda.matmul.fp32_precision = "tf32"
 
 
+STAGES_AHEAD: Final = 2
+"""Stages that are enqueued while the device works on an earlier one, so that it never idles."""
+
+
 class DeviceProgress:
     """Reports progress as a CUDA device makes it, since work is only enqueued when it is called.
 
@@ -47,6 +51,12 @@ class DeviceProgress:
         self._stages.append(stage)
         while self._stages and self._stages[0].query():
             self._stages.popleft()
+            PULSE.beat()
+
+    def catch_up(self) -> None:
+        """Wait until the device is at most ``STAGES_AHEAD`` stages behind."""
+        while len(self._stages) > STAGES_AHEAD:
+            self._stages.popleft().synchronize()
             PULSE.beat()
 
     def wait(self) -> None:

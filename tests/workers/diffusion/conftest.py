@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,8 +8,15 @@ import pytest
 import torch
 
 from tests.workers.diffusion.checkpoints import make_checkpoint
+from workers.engines import cooperative_batching
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each turn execute a whole batch, however slow the machine is, since tests count them."""
+    monkeypatch.setattr(cooperative_batching, "SLICE_S", math.inf)
 
 
 @pytest.fixture(scope="session")

@@ -189,9 +189,15 @@ def _add_batch_points(pipeline: Any, batcher: CooperativeBatcher, tiling: int | 
 
 def _encode_at(batcher: CooperativeBatcher, name: str, part: Any) -> Callable[..., Any]:
     """Make an encoder's forward a batch point. Texts with images have no rows and run alone."""
-    switch, compute = adapters.Switch(part), part.forward
-    encode = batcher.batch_point(name, compute, "preprocess", module=part, switch=switch)
-    alone = batcher.batch_point(name, compute, "preprocess", batched=False, switch=switch)
+    make_point = partial(
+        batcher.batch_point,
+        name,
+        part.forward,
+        "preprocess",
+        module=part,
+        switch=adapters.Switch(part),
+    )
+    encode, alone = make_point(), make_point(batched=False)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         has_images = "input_ids" in kwargs and kwargs.get("pixel_values") is not None

@@ -1,0 +1,271 @@
+"""Long batches are interrupted between layers, and give what they would give at once."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from tests.workers.driving import PhaseNames
+from workers.engines import interrupting
+from workers.engines.cooperative_batching import CooperativeBatcher, PipelineRun, Stopped
+from workers.engines.devices import STAGES_AHEAD, DeviceProgress
+
+LAYERS = 6
+
+
+class Clock:
+    """Moves on by a second with each layer."""
+
+    now_s = 0.0
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.inner = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.Tanh()])
+        self.clock = clock
+        self.modes: list[bool] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.clock.now_s += 1.0
+        self.modes.append(torch.is_grad_enabled())
+        for part in self.inner:
+            x = part(x)
+        return x
+
+
+class Network(torch.nn.Module):
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(Layer(clock) for _ in range(LAYERS))
+        self.fails_on_nan = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        if self.fails_on_nan and x.isnan().any():
+            raise RuntimeError("not a number")
+        return x
+
+
+class Sliced:
+    """A batcher over a network whose batches are interrupted after every second layer."""
+
+    def __init__(self) -> None:
+        clock = Clock()
+        self.network = Network(clock)
+        self.batcher = CooperativeBatcher(rows_max=8, slice_s=2.0, now_s=lambda: clock.now_s)
+        self.call = self.batcher.batch_point(
+            "network", self.network.forward, "forward", module=self.network
+        )
+
+    def start(self, value: float, times: int = 2) -> PipelineRun:
+        def work() -> torch.Tensor:
+            x = torch.full((1, 8), value)
+            for _ in range(times):
+                x = self.call(x)
+            return x
+
+        run = PipelineRun(work)
+        self.batcher.start(run)
+        return run
+
+    def turn(self) -> Any:
+        return self.batcher.turn(PhaseNames().phase)
+
+    def finish(self) -> list[Any]:
+        turns = []
+        while (turn := self.turn()).point is not None:
+            turns.append(turn)
+        return turns
+
+
+def _alone(value: float, times: int = 2) -> torch.Tensor:
+    network, x = Network(Clock()), torch.full((1, 8), value)
+    with torch.no_grad():
+        for _ in range(times):
+            x = network(x)
+    return x
+
+
+def test_a_forward_takes_several_turns_and_is_equal_bit_by_bit() -> None:
+    sliced = Sliced()
+    runs = [sliced.start(float(value)) for value in range(2)]
+
+    turns = sliced.finish()
+
+    assert len(turns) == 2 * LAYERS // 2, "two forwards of six layers, two layers in each turn"
+    assert all(set(turn.rows) == {id(run) for run in runs} for turn in turns)
+    assert all(turn.batch_s <= 2.0 for turn in turns)
+    assert [turn.ended for turn in turns if turn.ended] == [tuple(runs)]
+    plain = Network(Clock())
+    with torch.no_grad():
+        expected = plain(plain(torch.tensor([[0.0] * 8, [1.0] * 8])))
+    assert torch.equal(torch.cat([run.result for run in runs]), expected)
+
+
+def test_modes_of_the_thread_are_kept_apart() -> None:
+    sliced = Sliced()
+    sliced.start(1.0)
+
+    while sliced.turn().point is not None:
+        assert torch.is_grad_enabled()
+        with torch.inference_mode():
+            torch.ones(1) + 1
+
+    assert {mode for layer in sliced.network.layers for mode in layer.modes} == {False}
+
+
+def test_a_region_of_autocast_is_not_interrupted() -> None:
+    sliced = Sliced()
+    compute = sliced.network.forward
+
+    def cast(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return compute(x)
+
+    sliced.call = sliced.batcher.batch_point("cast", cast, "forward", module=sliced.network)
+    sliced.start(1.0, times=1)
+
+    assert len(sliced.finish()) == 1
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_run_stopped_within_a_forward_ends_and_the_others_go_on() -> None:
+    sliced = Sliced()
+    gone, other = sliced.start(1.0), sliced.start(2.0)
+    sliced.turn()
+
+    sliced.batcher.stop(gone)
+    turns = sliced.finish()
+
+    assert isinstance(gone.error, Stopped)
+    assert all(set(turn.rows) == {id(other)} and gone not in turn.ended for turn in turns)
+    assert torch.allclose(other.result, _alone(2.0), atol=1e-6)
+
+
+def test_a_forward_whose_runs_have_all_stopped_is_abandoned() -> None:
+    sliced = Sliced()
+    runs = [sliced.start(1.0), sliced.start(2.0)]
+    sliced.turn()
+    layers = sum(len(layer.modes) for layer in sliced.network.layers)
+
+    sliced.batcher.stop(*runs)
+
+    assert all(run.ended for run in runs)
+    assert sliced.turn().point is None
+    assert sum(len(layer.modes) for layer in sliced.network.layers) == layers
+    later = sliced.start(3.0)
+    sliced.finish()
+    assert torch.equal(later.result, _alone(3.0))
+
+
+def test_an_abandoned_forward_keeps_nothing() -> None:
+    sliced = Sliced()
+    seen: list[weakref.ref[torch.Tensor]] = []
+    sliced.network.layers[0].register_forward_hook(
+        lambda _module, _args, output: seen.append(weakref.ref(output))
+    )
+    run = sliced.start(1.0)
+    sliced.turn()
+    assert seen[0]() is not None
+
+    gc.disable()
+    try:
+        sliced.batcher.stop(run)
+        assert seen[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_a_run_that_arrives_within_a_forward_begins_after_it() -> None:
+    sliced = Sliced()
+    first = sliced.start(1.0, times=1)
+    sliced.turn()
+    late = sliced.start(2.0, times=1)
+
+    turns = sliced.finish()
+
+    assert [set(turn.rows) for turn in turns] == [{id(first)}] * 2 + [{id(late)}] * 3
+    assert torch.equal(late.result, _alone(2.0, 1))
+
+
+def test_the_cause_of_an_error_is_found_in_slices() -> None:
+    sliced = Sliced()
+    sliced.network.fails_on_nan = True
+    good, bad = sliced.start(1.0), sliced.start(float("nan"))
+
+    sliced.finish()
+
+    assert isinstance(bad.error, RuntimeError)
+    assert torch.allclose(good.result, _alone(1.0), atol=1e-6)
+
+
+def test_results_are_delivered_in_slices() -> None:
+    sliced = Sliced()
+    clock = sliced.network.layers[0].clock
+    runs = []
+    for value in range(3):
+
+        def work(value: int = value) -> None:
+            sliced.call(torch.full((1, 8), float(value)))
+            clock.now_s += 3.0  # such as converting a video to pixels
+
+        runs.append(PipelineRun(work))
+        sliced.batcher.start(runs[-1])
+
+    ended = [turn.ended for turn in sliced.finish()]
+
+    assert [one for one in ended if one] == [(run,) for run in runs]
+
+
+def test_only_layers_with_parts_are_interrupted() -> None:
+    network = Network(Clock())
+
+    interrupting.add_hooks(network)
+
+    hooked = [part for part in network.modules() if part._forward_pre_hooks]
+    assert hooked == list(network.layers)
+
+
+class Event:
+    """Stands in for a CUDA event: completed when the device has reached it."""
+
+    device_is_at = 0
+    recorded = 0
+
+    def record(self) -> None:
+        type(self).recorded += 1
+        self.number = self.recorded
+
+    def query(self) -> bool:
+        return self.number <= self.device_is_at
+
+    def synchronize(self) -> None:
+        type(self).device_is_at = max(self.device_is_at, self.number)
+
+
+def test_layers_on_a_gpu_are_enqueued_a_few_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    sliced = Sliced()
+    behind: list[int] = []
+    progress = DeviceProgress()
+    monkeypatch.setattr(interrupting, "PROGRESS", progress)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    for layer in sliced.network.layers:
+        layer._forward_pre_hooks.clear()
+        layer.register_forward_pre_hook(interrupting._pause_on_cuda)
+        layer.register_forward_pre_hook(
+            lambda *_: behind.append(Event.recorded - Event.device_is_at)
+        )
+    run = sliced.start(1.0, times=1)
+
+    turns = sliced.finish()
+
+    assert len(turns) == LAYERS // 2
+    assert max(behind) == STAGES_AHEAD
+    assert torch.equal(run.result, _alone(1.0, 1))
