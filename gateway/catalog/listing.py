@@ -117,6 +117,8 @@ def _fixed_view(entry: CatalogEntry) -> EntryView:
             name: {"scale": one.scale, "scale_max": one.scale_max}
             for name, one in entry.known_adapters.items()
         },
+        "controls": {name: one._asdict() for name, one in entry.known_controls.items()},
+        "reference": one._asdict() if (one := entry.known_references.get("image")) else None,
         "voices": list(entry.known_voices),
         "languages": list(entry.known_languages),
         "good_for": list(entry.good_for),

@@ -112,9 +112,10 @@ _NOT_OF_WORKFLOWS: Final = frozenset(
 )
 _SAME: Final = (
     *("input", "limits", "sizes", "qualities", "schedulers", "resolutions"),
-    *("known_adapters", "known_voices", "known_languages"),
+    *("known_adapters", "known_controls", "known_references", "known_voices", "known_languages"),
 )
 """What an entry and its versions have in common, so that each can run every request."""
+_GUIDES: Final = ("control", "reference")  # only the engine's options can list them
 _LIMITS_OF_ALL: Final = ("gpu_seconds", "timeout_s")
 
 
@@ -429,6 +430,8 @@ def _applicable(entry: CatalogEntry) -> Iterator[Conflict]:
         "size": entry.sizes,
         "quality": entry.qualities,
         "resolution": entry.resolutions,
+        "control": entry.known_controls,
+        "reference": entry.known_references,
     }
     for index, line in enumerate(entry.price):
         if line.when and only_text:
@@ -436,7 +439,7 @@ def _applicable(entry: CatalogEntry) -> Iterator[Conflict]:
             yield ("price", index, "when"), message
             continue
         for name, value in sorted(line.when.items()):
-            if known[name] and value not in known[name]:
+            if (known[name] or name in _GUIDES) and value not in known[name]:
                 plural = "qualities" if name == "quality" else f"{name}s"
                 message = f"{value!r} is not one of its {plural}: {_listed(known[name])}"
                 yield ("price", index, "when", name), message

@@ -44,7 +44,7 @@ Engine: TypeAlias = Literal[
     "echo",
 ]
 Dialect: TypeAlias = Literal["openai", "gmi"]
-CONDITIONS: Final = ("size", "quality", "resolution")
+CONDITIONS: Final = ("size", "quality", "resolution", "control", "reference")
 """Attributes of an output that a price may depend on."""
 
 _AMOUNT: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
@@ -208,6 +208,13 @@ class AdapterRange(NamedTuple):
 
     scale: float
     scale_max: float
+
+
+class StrengthRange(NamedTuple):
+    """Default and maximum strength of a picture that guides an image."""
+
+    strength: float
+    strength_max: float
 
 
 class Slo(CatalogModel):
@@ -380,6 +387,23 @@ class CatalogEntry(Pricing):
         }
 
     @property
+    def known_controls(self) -> Mapping[str, StrengthRange]:
+        """Control networks (ControlNet) by name, from the engine's options."""
+        listed = self.options.get("controls")
+        return _strengths(listed) if isinstance(listed, dict) else {}
+
+    @property
+    def known_references(self) -> Mapping[str, StrengthRange]:
+        """Kinds of references (IP-Adapter): ``image``, if the engine's options have one."""
+        return _strengths({"image": self.options.get("reference")})
+
+    @property
+    def unguided(self) -> dict[str, str]:
+        """Values of the conditions of prices for a request without such pictures."""
+        listed = {"control": self.known_controls, "reference": self.known_references}
+        return {name: "none" for name, known in listed.items() if known}
+
+    @property
     def known_voices(self) -> tuple[str, ...]:
         """Supported voices: those listed, or those named in the engine's options."""
         return self.voices or tuple(map(str, self.options.get("voices") or ()))
@@ -404,6 +428,14 @@ class CatalogEntry(Pricing):
             for part in price.components
         )
         return self.model_copy(update={"price": lines, "minimum": price.minimum_nanos or None})
+
+
+def _strengths(listed: Mapping[Any, Any]) -> dict[str, StrengthRange]:
+    return {
+        str(name): StrengthRange(given.get("strength", 1.0), given.get("strength_max", 1.0))
+        for name, given in listed.items()
+        if isinstance(given, dict)
+    }
 
 
 class Catalog(CatalogModel):

@@ -121,6 +121,8 @@ class EntryView(TypedDict):
     schedulers: Sequence[str]
     resolutions: list[str]
     adapters: dict[str, dict[str, float]]
+    controls: dict[str, dict[str, float]]
+    reference: dict[str, float] | None
     voices: list[str]
     languages: list[str]
     good_for: list[str]

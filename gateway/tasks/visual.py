@@ -32,6 +32,7 @@ from gateway.checks.strict import StrictModel
 from gateway.errors import InvalidRequest
 from gateway.files.sources import Source, SourceField
 from gateway.tasks.adapters import Adapters, choose_adapters
+from gateway.tasks.guides import Guides, choose_guides
 from gateway.tasks.prepared import Prepared, gpu_us_max, over
 from workers.contract.jobs import Usage
 from workers.contract.media import ImageFormat, ImageInput, VideoFormat, VideoInput
@@ -41,10 +42,12 @@ STEPS_MAX: Final = 1000
 SEED_MAX: Final = 2**53
 """Exclusive upper bound: larger integers are not exact in all JSON parsers."""
 PREVIEWS_MAX: Final = 3
+STRENGTH_MAX: Final = 10.0
 
 _Prompt: TypeAlias = Annotated[str, StringConstraints(max_length=PROMPT_MAX)]
 _Side: TypeAlias = Annotated[int, Field(ge=1, le=SIDE_MAX)]
 _Name: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=40)]
+_Strength: TypeAlias = Annotated[float, Field(ge=0, le=STRENGTH_MAX)]
 SizeName: TypeAlias = Annotated[
     str, StringConstraints(pattern=r"^([1-9][0-9]{0,4}x[1-9][0-9]{0,4}|auto)$")
 ]
@@ -78,6 +81,11 @@ class ImageTask(VisualTask):
     mask: SourceField | None = None
     n: Annotated[int, Field(ge=1, le=100)] | None = None
     strength: Annotated[float, Field(ge=0, le=1)] | None = None
+    control: _Name | None = None
+    control_image: SourceField | None = None
+    control_strength: _Strength | None = None
+    reference_image: SourceField | None = None
+    reference_strength: _Strength | None = None
     format: ImageFormat | None = None
     compression: Annotated[int, Field(ge=1, le=100)] | None = None
 
@@ -145,7 +153,15 @@ def prepare_image(entry: CatalogEntry, task: Task, value: ImageTask, *, prefix: 
     n, most = value.n or 1, entry.limits.images or 1
     if n > most:
         raise over(f"{prefix}n", n, f"{entry.name} makes at most {most}")
-    sources = checked.sources(value.mask)
+    guides = Guides(
+        value.control,
+        value.control_image,
+        value.control_strength,
+        value.reference_image,
+        value.reference_strength,
+    )
+    guided, conditions = choose_guides(entry, guides, prefix)
+    sources = (*checked.sources(value.mask), *guides.sources(prefix))
     if value.strength is not None and "image" not in checked.reads:
         raise checked.refuse("strength", "strength requires a source image; send an image.")
     common, attributes = checked.common()
@@ -153,6 +169,7 @@ def prepare_image(entry: CatalogEntry, task: Task, value: ImageTask, *, prefix: 
     strength = value.strength if value.strength is not None else default.strength
     image = ImageInput(
         **common,
+        **guided,
         mask=value.mask is not None,
         n=n,
         strength=strength if "image" in checked.reads else None,
@@ -169,7 +186,7 @@ def prepare_image(entry: CatalogEntry, task: Task, value: ImageTask, *, prefix: 
             images=n,
             steps=n * (image.steps or entry.limits.steps or 0),
             gpu_us=gpu_us_max(entry.limits),
-            attributes=attributes,
+            attributes=attributes | conditions,
         ),
         sources=sources,
     )

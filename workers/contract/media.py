@@ -1,8 +1,9 @@
 """Inputs and outputs of the tasks beside text generation and embeddings.
 
-Attachments are blobs of the job, in this order: first ``images`` source images, then the mask, then
-the video; for speech the recording; for a talking head the portrait, then the audio. Outputs are in
-``Completed.blobs``, and ``Completed.output["media"]`` describes each of them.
+Attachments are blobs of the job, in this order: first ``images`` source images, then the mask, the
+picture of the control network, the reference image, and the video; for speech the recording; for a
+talking head the portrait, then the audio. Outputs are in ``Completed.blobs``, and
+``Completed.output["media"]`` describes each of them.
 """
 
 from __future__ import annotations
@@ -59,6 +60,12 @@ class ImageInput(msgspec.Struct, frozen=True, omit_defaults=True):
     """Further parameters for an upstream's model; never interpreted here."""
     adapters: dict[str, float] = {}
     """Names of LoRA adapters of the entry, with their scales."""
+    control: str = ""
+    """Name of a control network of the entry, whose picture is attached."""
+    control_strength: float | None = None
+    reference: bool = False
+    """Whether a reference image is attached, which is read as a part of the prompt."""
+    reference_strength: float | None = None
 
 
 class VideoInput(msgspec.Struct, frozen=True, omit_defaults=True):

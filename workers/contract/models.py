@@ -112,9 +112,9 @@ class _File(msgspec.Struct, frozen=True):
 def read_specs(catalog: Path) -> tuple[ModelSpec, ...]:
     """Read all entries of a catalog file except workflows, and make their paths absolute.
 
-    That includes the paths of adapters, draft models and upscalers; the latter two can also be
-    named by their catalog entry. Raise ``OSError`` if the file cannot be read, ``ValueError`` if it
-    is not a valid catalog.
+    That includes the paths of adapters, control networks, references, draft models and upscalers;
+    the latter two can also be named by their catalog entry. Raise ``OSError`` if the file cannot be
+    read, ``ValueError`` if it is not a valid catalog.
     """
     try:
         document = yaml.safe_load(catalog.read_text())
@@ -135,8 +135,12 @@ def read_specs(catalog: Path) -> tuple[ModelSpec, ...]:
             options["upscaler"] = str(locate(root, checkpoints.get(named, named)))
         if isinstance(loras := options.get("lora"), list):
             options["lora"] = [_absolute(lora, root) for lora in loras]
-        if isinstance(adapters := options.get("adapters"), dict):
-            options["adapters"] = {name: _absolute(one, root) for name, one in adapters.items()}
+        for kind in ("adapters", "controls"):
+            if isinstance(listed := options.get(kind), dict):
+                options[kind] = {name: _absolute(one, root) for name, one in listed.items()}
+        if (reference := options.get("reference")) is not None:
+            reference = _absolute(reference, root)
+            options["reference"] = _absolute(reference, root, field="image_encoder")
         own = None if spec.checkpoint is None else str(locate(root, spec.checkpoint))
         found.append(msgspec.structs.replace(spec, checkpoint=own, options=options))
     return tuple(found)
@@ -150,7 +154,7 @@ def locate(root: Path, named: str) -> Path:
     return shipped if shipped.exists() and not path.exists() else path
 
 
-def _absolute(lora: Any, root: Path) -> Any:
-    if not isinstance(lora, dict) or not isinstance(path := lora.get("checkpoint"), str):
-        return lora  # the engine reports the error
-    return {**lora, "checkpoint": str(locate(root, path))}
+def _absolute(weights: Any, root: Path, *, field: str = "checkpoint") -> Any:
+    if not isinstance(weights, dict) or not isinstance(path := weights.get(field), str):
+        return weights  # the engine reports the error
+    return {**weights, field: str(locate(root, path))}

@@ -62,6 +62,7 @@ class Interruptible(greenlet):
     def pause(self) -> None:
         """Suspend the computation, which is executing, if its slice is over."""
         if self._now_s() >= self._ends_s and _has_plain_modes():
+            assert self.parent is not None
             self.parent.switch()
 
 

@@ -21,6 +21,8 @@ _CHOICES: Final[Mapping[str, str]] = {
     "schedulers": "scheduler",
     "resolutions": "resolution",
     "known_adapters": "adapter",
+    "known_controls": "control",
+    "known_references": "reference",
     "known_voices": "voice",
     "known_languages": "language",
 }

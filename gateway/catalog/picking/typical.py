@@ -79,7 +79,8 @@ def typical_usage(entry: CatalogEntry, task: Task, sizes: Mapping[str, int] | No
         characters=round(_least(order.characters, limits.characters)),
         steps=round(_least(default.steps or order.steps, limits.steps)),
         gpu_us=round(_least(order.gpu_seconds, limits.gpu_seconds) * 1_000_000),
-        attributes={name: value for name, value in attributes.items() if value is not None},
+        attributes={name: value for name, value in attributes.items() if value is not None}
+        | entry.unguided,
     )
 
 

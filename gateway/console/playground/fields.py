@@ -126,6 +126,8 @@ def _pictures(entry: CatalogEntry, task: Task) -> Iterator[Field]:
         yield make_field("video", "file", required=True)
     if task == "image-edit":
         yield make_field("mask", "file", hint="Transparent where it is to be changed.")
+    if not makes_video:
+        yield from _guides(entry)
     if entry.sizes:
         yield make_choice("size", entry.sizes, entry.sizes[0])
     if entry.resolutions:
@@ -158,6 +160,26 @@ def _pictures(entry: CatalogEntry, task: Task) -> Iterator[Field]:
     yield make_number(
         "seed", type="integer", least=0, hint="Empty: a new one each time.", aside=True
     )
+
+
+def _guides(entry: CatalogEntry) -> Iterator[Field]:
+    """Fields of pictures that guide an image beside its prompt."""
+    if controls := entry.known_controls:
+        yield make_field("control_image", "file", hint="Its outlines, depth or pose are kept.")
+        if len(controls) > 1:
+            yield make_choice("control", tuple(controls), hint="What is read from the picture.")
+        most = max(one.strength_max for one in controls.values())
+        default = next(iter(controls.values())).strength if len(controls) == 1 else None
+        yield make_number("control_strength", least=0, most=most, default=default, aside=True)
+    if (reference := entry.known_references.get("image")) is not None:
+        yield make_field("reference_image", "file", hint="Its subject and style are taken up.")
+        yield make_number(
+            "reference_strength",
+            least=0,
+            most=reference.strength_max,
+            default=reference.strength,
+            aside=True,
+        )
 
 
 def _sounds(entry: CatalogEntry, task: Task) -> Iterator[Field]:

@@ -12,6 +12,8 @@ ACCEPTED: Final[Mapping[str, str]] = {
     "image": "image/*",
     "images": "image/*",
     "mask": "image/*",
+    "control_image": "image/*",
+    "reference_image": "image/*",
     "video": "video/*",
     "audio": "audio/*",
     "recording": "audio/*",
@@ -29,6 +31,8 @@ _LABELS: Final[Mapping[str, str]] = {
     "logprobs": "Log probabilities",
     "top_logprobs": "Other likely tokens, each",
     "image": "Picture",
+    "control_image": "Control picture",
+    "reference_image": "Reference picture",
     "images": "Pictures",
     "format": "File format",
 }

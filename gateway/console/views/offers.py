@@ -139,6 +139,8 @@ def _attributes(entry: CatalogEntry) -> dict[str, list[str]]:
         "size": [*entry.sizes],
         "quality": [*entry.qualities],
         "resolution": [*entry.resolutions],
+        "control": ["none", *entry.known_controls],
+        "reference": ["none", *entry.known_references],
     }
     for line in entry.price:
         for name, value in line.when.items():

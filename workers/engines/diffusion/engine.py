@@ -38,7 +38,7 @@ from workers.engines.cooperative_batching import (
     Stopped,
 )
 from workers.engines.devices import PROGRESS
-from workers.engines.diffusion import adapters, loading, masks, sizes
+from workers.engines.diffusion import adapters, controls, loading, masks, references, sizes
 from workers.engines.diffusion.families import PipelineFamily
 from workers.engines.diffusion.options import Options, read_options
 from workers.engines.diffusion.request import (
@@ -59,7 +59,7 @@ from workers.engines.torch_engine import InputError, TorchEngine, read_input, re
 from workers.media import encode
 from workers.media.decode import read_image, read_mask
 from workers.media.pixels import Pixels, Weights
-from workers.protocol.engine import Deferred, PhaseClock, StepReport
+from workers.protocol.engine import Deferred, Inspected, PhaseClock, StepReport
 
 log = logging.getLogger(__name__)
 
@@ -74,10 +74,11 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         self._upscaler: Upscaler | None = None
         self._by_run: dict[int, tuple[Request, Generation]] = {}
 
-    def _inspect(self) -> None:
+    def _inspect(self) -> Inspected:
         loading.inspect(self._spec, self._options)
         if self._options.upscaler is not None:
             check_upscaler(self._options.upscaler, self._options)
+        return Inspected(cache_bytes=loading.further_bytes(self._options))
 
     def _load(self) -> loading.LoadedCheckpoint:
         loaded = loading.load(self._spec, self._options, self._batcher)
@@ -150,16 +151,15 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         if has_mask and family.inpainting is not None:
             family = family.inpainting
         self._check(input, family)
-        with reading("image"):
-            images = [
-                Image.fromarray(read_image(data, pixels_max=SOURCE_PIXELS_MAX))
-                for data in files[: input.images]
-            ]
+        images = [_picture(data, "image") for data in files[: input.images]]
         width, height = self._size(input)
         sources = tuple(crop_to_fit(one, width, height) for one in images)
         mask = None
         if has_mask:
             mask = _mask(files[input.images], images[0], (width, height))
+        guides = iter(files[input.images + bool(has_mask) :])
+        control = self._control(input, family, guides, (width, height))
+        reference = self._reference(input, family, guides)
         count = input.n if isinstance(input, ImageInput) else 1
         return Request(
             job=job,
@@ -173,7 +173,38 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
             sources=sources,
             mask=mask,
             adapters=adapters.select(input.adapters, self._options.adapters),
+            control=control,
+            reference=reference,
             generations=[Generation(index, input.seed + index) for index in range(count)],
+        )
+
+    def _control(
+        self,
+        input: VisualInput,
+        family: PipelineFamily,
+        files: Iterator[bytes],
+        size: tuple[int, int],
+    ) -> controls.ChosenControl | None:
+        if not isinstance(input, ImageInput) or not input.control:
+            return None
+        return controls.choose(
+            input.control,
+            input.control_strength,
+            self._options.controls,
+            family.pipeline,
+            lambda: crop_to_fit(_picture(next(files), "control_image"), *size),
+        )
+
+    def _reference(
+        self, input: VisualInput, family: PipelineFamily, files: Iterator[bytes]
+    ) -> references.ChosenReference | None:
+        if not isinstance(input, ImageInput) or not input.reference:
+            return None
+        return references.choose(
+            input.reference_strength,
+            self._options.reference,
+            self._model.pipelines[family.pipeline],
+            lambda: _picture(next(files), "reference_image"),
         )
 
     def _check(self, input: VisualInput, family: PipelineFamily) -> None:
@@ -268,8 +299,11 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         for request, generation in waiting[:free]:
             input = request.input
             name = input.scheduler or self._options.scheduler
+            control, reference = request.control, request.reference
             try:
-                pipeline = self._model.copy_for(request.family, name)
+                pipeline = self._model.copy_for(
+                    request.family, name, "" if control is None else control.name
+                )
             except ValueError as error:
                 generation.error = Failed("unsupported_parameter", f"{error}.", param="scheduler")
                 continue
@@ -279,8 +313,10 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
                     request, generation, pipeline, guidance, self._upscaler, fps=self._fps(input)
                 ),
                 priority=request.job.priority,
-                variant=request.adapters,
-                calls_left=input.steps or self._options.steps,
+                variant=loading.Variant(
+                    request.adapters, None if reference is None else reference.strength
+                ),
+                calls_left=(input.steps or self._options.steps) * (1 if control is None else 2),
             )
             request.started_s = request.started_s or time.monotonic()
             generation.run = run
@@ -377,6 +413,12 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
 def _read_input(job: Job) -> VisualInput:
     kind: type[VisualInput] = VideoInput if job.task in VIDEO_TASKS else ImageInput
     return read_input(job, kind)
+
+
+def _picture(data: bytes, param: str) -> Image.Image:
+    """Decode an image. Raise ``InputError``, which names ``param``."""
+    with reading(param):
+        return Image.fromarray(read_image(data, pixels_max=SOURCE_PIXELS_MAX))
 
 
 def _mask(data: bytes, image: Image.Image, size: tuple[int, int]) -> Weights:

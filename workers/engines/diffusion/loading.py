@@ -6,11 +6,12 @@ import copy
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import diffusers
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.utils import logging as diffusers_logging
@@ -18,12 +19,28 @@ from transformers.utils import logging as transformers_logging
 
 from workers.contract.models import ModelSpec
 from workers.engines.cooperative_batching import CooperativeBatcher
-from workers.engines.diffusion import adapters, autoencoder, schedulers, text_lengths
+from workers.engines.diffusion import (
+    adapters,
+    autoencoder,
+    controls,
+    references,
+    schedulers,
+    text_lengths,
+)
 from workers.engines.diffusion.families import DENOISERS, ENCODERS, PipelineFamily, families_of
 from workers.engines.diffusion.options import Options
+from workers.engines.footprint import weights_estimate
 from workers.engines.precision import QUANTIZED, quantize
 
 log = logging.getLogger(__name__)
+
+
+class Variant(NamedTuple):
+    """What the networks are switched to for a request; requests of one variant share batches."""
+
+    adapters: adapters.Selection = adapters.NO_ADAPTERS
+    reference: float | None = None
+    """Strength of its reference image, if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +51,13 @@ class LoadedCheckpoint:
     families: Mapping[str, PipelineFamily]
     """Families by task."""
     denoiser: Any
+    controlled: Mapping[tuple[str, str], Any] = field(default_factory=dict)
+    """Pipelines with a control network, by the class name without it and the network's name."""
 
-    def copy_for(self, family: PipelineFamily, scheduler: str | None) -> Any:
+    def copy_for(self, family: PipelineFamily, scheduler: str | None, control: str = "") -> Any:
         """Return a shallow copy of a pipeline with a new scheduler, so that no state is shared."""
-        pipeline = copy.copy(self.pipelines[family.pipeline])
+        name = family.pipeline
+        pipeline = copy.copy(self.controlled[name, control] if control else self.pipelines[name])
         pipeline.scheduler = schedulers.choose(pipeline.scheduler, scheduler)
         if (guider := getattr(pipeline, "guider", None)) is not None:
             pipeline.guider = copy.deepcopy(guider)
@@ -51,7 +71,9 @@ def load(spec: ModelSpec, options: Options, batcher: CooperativeBatcher) -> Load
     families, has_checker = inspect(spec, options)
     family = next(iter(families.values()))
     pipeline = _load_pipeline(path, family, options, has_checker=has_checker)
+    denoiser = next(part for name in DENOISERS if (part := getattr(pipeline, name, None)))
     _add_loras(pipeline, options)
+    refer = references.load(pipeline, denoiser, options)
     adapters.load(pipeline, options.adapters)
     for name in DENOISERS:
         if (part := getattr(pipeline, name, None)) is not None:
@@ -59,18 +81,26 @@ def load(spec: ModelSpec, options: Options, batcher: CooperativeBatcher) -> Load
     pipeline.to(options.torch_device)
     schedulers.choose(pipeline.scheduler, options.scheduler)
     _keep_vae_in_float32(pipeline)
-    _add_batch_points(pipeline, batcher, options.tiling)
+    _add_batch_points(pipeline, batcher, options.tiling, refer)
     inpainting = [
         family.inpainting for family in families.values() if family.inpainting is not None
     ]
     pipelines = {
         family.pipeline: pipeline
         if family.pipeline == type(pipeline).__name__
-        else _share_components(pipeline, family)
+        else _share_components(pipeline, family.load_class())
         for family in (*families.values(), *inpainting)
     }
-    denoiser = next(part for name in DENOISERS if (part := getattr(pipeline, name, None)))
-    return LoadedCheckpoint(pipelines, families, denoiser)
+    networks = controls.load(type(pipeline).__name__, options, batcher)
+    controlled = {
+        (name, control): _share_components(
+            pipeline, getattr(diffusers, controls.PIPELINES[name].pipeline), controlnet=network
+        )
+        for name in pipelines
+        if name in controls.PIPELINES
+        for control, network in networks.items()
+    }
+    return LoadedCheckpoint(pipelines, families, denoiser, controlled)
 
 
 def inspect(spec: ModelSpec, options: Options) -> tuple[Mapping[str, PipelineFamily], bool]:
@@ -93,12 +123,34 @@ def inspect(spec: ModelSpec, options: Options) -> tuple[Mapping[str, PipelineFam
     for lora in (*loras, *(one.checkpoint for one in options.adapters.values())):
         if not Path(lora).exists():
             raise ValueError(f"the LoRA {lora} does not exist")
-    if options.adapters and options.dtype in QUANTIZED:
+    for name, control in options.controls.items():
+        if not (Path(control.checkpoint) / "config.json").is_file():
+            raise ValueError(
+                f"the control network {name} has no config.json in {control.checkpoint}; is it a "
+                "directory in diffusers' format?"
+            )
+    if options.controls and class_name not in controls.PIPELINES:
+        raise ValueError(f"{class_name} does not support control networks")
+    if (reference := options.reference) is not None:
+        for path in (Path(reference.checkpoint), references.encoder_path(reference)):
+            if not path.exists():
+                raise ValueError(f"{path} of the reference (IP-Adapter) does not exist")
+    if (options.adapters or reference) and options.dtype in QUANTIZED:
         raise ValueError(
-            f"adapters need weights of 16 or 32 bits; dtype is {options.dtype}: use bfloat16, or "
+            f"{'adapters need' if options.adapters else 'a reference needs'} weights of 16 or 32 bits; dtype is {options.dtype}: use bfloat16, or "
             "add one LoRA to the weights with `lora`"
         )
     return families, "safety_checker" in index
+
+
+def further_bytes(options: Options) -> int:
+    """Estimate the memory of an entry's weights beside its checkpoint. Raise ``OSError`` or
+    ``ValueError`` if they cannot be read."""
+    paths = [Path(control.checkpoint) for control in options.controls.values()]
+    paths += [Path(adapter.checkpoint) for adapter in options.adapters.values()]
+    if options.reference is not None:
+        paths += [Path(options.reference.checkpoint), references.encoder_path(options.reference)]
+    return sum(weights_estimate(path, options.dtype) for path in paths)
 
 
 def pipeline_class_of(path: Path) -> str:
@@ -157,7 +209,12 @@ def _keep_vae_in_float32(pipeline: Any) -> None:
         vae.register_to_config(force_upcast=False)
 
 
-def _add_batch_points(pipeline: Any, batcher: CooperativeBatcher, tiling: int | None) -> None:
+def _add_batch_points(
+    pipeline: Any,
+    batcher: CooperativeBatcher,
+    tiling: int | None,
+    refer: references.Switch | None,
+) -> None:
     """Make every forward of the pipeline's components a batch point."""
     for name in DENOISERS:
         if (part := getattr(pipeline, name, None)) is not None:
@@ -166,7 +223,7 @@ def _add_batch_points(pipeline: Any, batcher: CooperativeBatcher, tiling: int | 
                 name,
                 phase="forward",
                 module=part,
-                switch=adapters.Switch(part),
+                switch=_switch(part, refer),
             )
             part.forward = text_lengths.join(part, part.forward, make_point)
     for name in (*ENCODERS, "connectors"):
@@ -187,6 +244,21 @@ def _add_batch_points(pipeline: Any, batcher: CooperativeBatcher, tiling: int | 
         vae.decode = batcher.batch_point("vae", decode, "postprocess", module=vae)
 
 
+def _switch(
+    part: Any, refer: references.Switch | None = None
+) -> Callable[[Variant | None], None]:
+    """Return what prepares a network for the variant of a batch."""
+    adapt = adapters.Switch(part)
+
+    def switch(variant: Variant | None) -> None:
+        variant = variant or Variant()
+        adapt(variant.adapters)
+        if refer is not None:
+            refer(variant.reference)
+
+    return switch
+
+
 def _encode_at(batcher: CooperativeBatcher, name: str, part: Any) -> Callable[..., Any]:
     """Make an encoder's forward a batch point. Texts with images have no rows and run alone."""
     make_point = partial(
@@ -195,7 +267,7 @@ def _encode_at(batcher: CooperativeBatcher, name: str, part: Any) -> Callable[..
         part.forward,
         "preprocess",
         module=part,
-        switch=adapters.Switch(part),
+        switch=_switch(part),
     )
     encode, alone = make_point(), make_point(batched=False)
 
@@ -206,9 +278,11 @@ def _encode_at(batcher: CooperativeBatcher, name: str, part: Any) -> Callable[..
     return forward
 
 
-def _share_components(pipeline: Any, family: PipelineFamily) -> Any:
-    """Create another pipeline over the same components, without loading or casting them again."""
-    pipeline_class = family.load_class()
+def _share_components(pipeline: Any, pipeline_class: Any, **more: Any) -> Any:
+    """Create another pipeline over the same components, without loading or casting them again.
+
+    ``more``: components that only the other one has.
+    """
     expected, optional = pipeline_class._get_signature_keys(pipeline_class)
     components = {
         name: part
@@ -219,4 +293,4 @@ def _share_components(pipeline: Any, family: PipelineFamily) -> Any:
         name: value for name, value in pipeline.config.items() if name in optional and value
     }
     settings = {name: value for name, value in settings.items() if not name.startswith("_")}
-    return pipeline_class(**{**settings, **components})
+    return pipeline_class(**{**settings, **components, **more})

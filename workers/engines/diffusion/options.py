@@ -26,6 +26,28 @@ class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scale_max: float = 1.0
 
 
+class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A control network (ControlNet) that a request can add by name, with a picture."""
+
+    checkpoint: str
+    """A directory in diffusers' format, relative to the catalog's directory."""
+    strength: float = 1.0
+    """Strength if the request names none."""
+    strength_max: float = 1.0
+
+
+class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The weights that read a reference image (IP-Adapter)."""
+
+    checkpoint: str
+    """A ``.safetensors`` file, relative to the catalog's directory."""
+    image_encoder: str | None = None
+    """Directory of the CLIP image encoder. Default: ``image_encoder`` beside the checkpoint."""
+    strength: float = 1.0
+    """Strength if the request names none."""
+    strength_max: float = 1.0
+
+
 class Options(TorchOptions, frozen=True, forbid_unknown_fields=True):
     slots: int = 8
     """Maximum images or videos generated at a time, over all requests."""
@@ -45,6 +67,10 @@ class Options(TorchOptions, frozen=True, forbid_unknown_fields=True):
     lora: tuple[Lora, ...] = ()
     adapters: dict[str, Adapter] = {}
     """LoRA weights that requests choose by name."""
+    controls: dict[str, Control] = {}
+    """Control networks that requests choose by name."""
+    reference: Reference | None = None
+    """What reads the reference images of requests."""
     safety: bool = False
     """Whether the checkpoint's safety checker checks every image; an error if it has none."""
     upscaler: str | None = None
@@ -62,5 +88,16 @@ def read_options(spec: ModelSpec) -> Options:
             raise ValueError(
                 f"adapters.{name}.scale is {adapter.scale:g}; it can be 0 to scale_max, which is "
                 f"{adapter.scale_max:g}"
+            )
+    guides: dict[str, Control | Reference] = {
+        f"controls.{name}": control for name, control in options.controls.items()
+    }
+    if options.reference is not None:
+        guides["reference"] = options.reference
+    for name, guide in guides.items():
+        if not 0 <= guide.strength <= guide.strength_max:
+            raise ValueError(
+                f"{name}.strength is {guide.strength:g}; it can be 0 to strength_max, which is "
+                f"{guide.strength_max:g}"
             )
     return options

@@ -22,7 +22,9 @@ from workers.contract.media import File, ImageInput, Medium, VideoInput
 from workers.engines.cooperative_batching import PipelineRun
 from workers.engines.diffusion import masks, previews, schedulers
 from workers.engines.diffusion.adapters import NO_ADAPTERS, Selection
+from workers.engines.diffusion.controls import ChosenControl
 from workers.engines.diffusion.families import PipelineFamily
+from workers.engines.diffusion.references import ChosenReference
 from workers.engines.diffusion.upscaling import Upscaler
 from workers.media import encode
 from workers.media.pixels import Audio, Pixels, Weights
@@ -70,6 +72,8 @@ class Request:
     mask: Weights | None
     generations: list[Generation]
     adapters: Selection = NO_ADAPTERS
+    control: ChosenControl | None = None
+    reference: ChosenReference | None = None
     cancelled: CancelReason | None = None
     started_s: float = 0.0
     reported: int = -1
@@ -128,6 +132,10 @@ def make_pipeline_call(
     if family.image is not None and request.sources:
         several = family.images_max > 1
         arguments[family.image] = list(request.sources) if several else request.sources[0]
+    if request.control is not None:
+        arguments |= request.control.arguments(family.pipeline)
+    if request.reference is not None:
+        arguments["ip_adapter_image"] = request.reference.image
     if family.mask is not None and request.mask is not None:
         arguments[family.mask] = masks.as_image(request.mask)
     if family.strength is not None:
