@@ -168,7 +168,7 @@ def test_a_forward_whose_runs_have_all_stopped_is_abandoned() -> None:
 def test_an_abandoned_forward_keeps_nothing() -> None:
     sliced = Sliced()
     seen: list[weakref.ref[torch.Tensor]] = []
-    sliced.network.layers[0].register_forward_hook(
+    sliced.network.layers[1].register_forward_hook(
         lambda _module, _args, output: seen.append(weakref.ref(output))
     )
     run = sliced.start(1.0)
