@@ -89,9 +89,7 @@ def _control(entry: CatalogEntry, guides: Guides, prefix: str) -> str | None:
     return name
 
 
-def _strength(
-    entry: CatalogEntry, param: str, given: float | None, listed: StrengthRange
-) -> float:
+def _strength(entry: CatalogEntry, param: str, given: float | None, listed: StrengthRange) -> float:
     if given is not None and given > listed.strength_max:
         raise over(param, given, f"{entry.name} takes at most {listed.strength_max:g}")
     return listed.strength if given is None else given

@@ -24,12 +24,13 @@ from typing import Any, Literal, TypeAlias
 import torch
 from greenlet import getcurrent, greenlet
 
+from workers.engines.batch_memory import BatchMemory
 from workers.engines.batch_order import BatchSizes, urgency
 from workers.engines.batching import can_batch, concatenate, rows_of, signature, split
 from workers.engines.interrupting import SLICE_S, Interruptible, add_hooks
 from workers.pulse import PULSE
 
-Phase: TypeAlias = Literal["preprocess", "forward", "postprocess"]
+Phase: TypeAlias = Literal["preprocess", "transfer", "forward", "postprocess"]
 
 
 class Stopped(BaseException):
@@ -46,6 +47,8 @@ class BatchPoint:
     batched: bool = True
     switch: Callable[[Any], None] | None = None
     """Prepares the function for the ``variant`` of the runs of a batch, if it depends on that."""
+    bring: Callable[[], None] | None = None
+    """Brings the weights to the device, if they may be elsewhere between two batches."""
 
 
 @dataclass(slots=True, eq=False)
@@ -147,6 +150,8 @@ class CooperativeBatcher:
         self._new: list[PipelineRun] = []
         self._suspended: list[_Call] = []
         self._ended: list[PipelineRun] = []
+        self.memory: BatchMemory | None = None
+        """What bounds batches by memory; None: only their rows are bounded."""
         self._batch: _Batch | None = None
         """The batch that has begun and not ended."""
         self._hooked: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -162,23 +167,29 @@ class CooperativeBatcher:
         batched: bool = True,
         module: torch.nn.Module | None = None,
         switch: Callable[[Any], None] | None = None,
+        bring: Callable[[], None] | None = None,
     ) -> Callable[..., Any]:
         """Wrap a function so that calls from runs are batched; other calls pass through.
 
         ``module``: what the function computes with. All runs share it, so its precision and device
         must not change. Between its layers a batch is interrupted. ``switch``: only runs of the
-        same ``variant`` share a batch, and it is called with theirs first.
+        same ``variant`` share a batch, and it is called with theirs first. ``bring``: called before
+        each batch, in the phase ``transfer``.
         """
+        if bring is not None:
+            bring()  # the weights are examined where they will be
         if module is not None:
             function = _check_placement(name, function, module)
             if module not in self._hooked:
                 self._hooked.add(module)
                 add_hooks(module)
-        point = BatchPoint(name, function, phase, batched, switch)
+        point = BatchPoint(name, function, phase, batched, switch, bring)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             here = getcurrent()
             if not isinstance(here, _RunGreenlet):
+                if bring is not None:
+                    bring()
                 return function(*args, **kwargs)
             return self._suspend(here, point, args, kwargs)
 
@@ -203,6 +214,7 @@ class CooperativeBatcher:
         """Forget the durations of batches: their shapes refer to batch points, which refer to the
         weights. For an engine that is unloaded."""
         self._sizes = BatchSizes()
+        self.memory = None
 
     def turn(self, phase: Callable[[Phase], Any]) -> TurnResult:
         """Execute one batch of calls, or a slice of it, then resume its runs until they are
@@ -213,7 +225,7 @@ class CooperativeBatcher:
         prepared_s: dict[int, float] = {}
         if self._batch is None:
             prepared_s = self._prepare(phase)
-            self._batch = self._begin()
+            self._batch = self._begin(phase)
         batch = self._batch
         if batch is None:
             return TurnResult(ended=self._take_ended(), prepared_s=prepared_s)
@@ -221,7 +233,7 @@ class CooperativeBatcher:
         started_s = self._now_s()
         try:
             with phase(batch.point.phase):
-                if batch.computation.run_slice():
+                if self._run_slice(batch):
                     self._deliver(batch)
         except BaseException:
             self._batch = None
@@ -246,14 +258,31 @@ class CooperativeBatcher:
                     spent_s[id(run)] = self._now_s() - began_s
         return spent_s
 
-    def _begin(self) -> _Batch | None:
+    def _begin(self, phase: Callable[[Phase], Any]) -> _Batch | None:
         group = self._select()
         if not group:
             return None
+        if (bring := group[0].point.bring) is not None:
+            with phase("transfer"):
+                bring()
+        if self.memory is not None:
+            self.memory.begin()
         computation = Interruptible(
             lambda: self._compute(group[0].point, group), slice_s=self._slice_s, now_s=self._now_s
         )
         return _Batch(group, list(group), computation)
+
+    def _run_slice(self, batch: _Batch) -> bool:
+        """Compute a slice of a batch. Return whether it is computed."""
+        if self.memory is None or batch.computation.dead:
+            return batch.computation.run_slice()
+        self.memory.start_slice()
+        ended = batch.computation.run_slice()
+        self.memory.stop_slice()
+        if ended and all(call.error is None for call in batch.group):
+            rows = sum(call.rows for call in batch.group)
+            self.memory.end(batch.group[0].signature, rows)
+        return ended
 
     def _deliver(self, batch: _Batch) -> None:
         """Resume the runs of a computed batch, at least one, until the slice is over."""
@@ -338,6 +367,8 @@ class CooperativeBatcher:
         group, rows = [first], first.rows
         if first.point.batched:
             rows_max = self._sizes.rows_max(first.signature, self._rows_max)
+            if self.memory is not None:
+                rows_max = self.memory.rows_max(first.signature, rows_max)
             for call in others:
                 if call.signature != first.signature or rows + call.rows > rows_max:
                     continue

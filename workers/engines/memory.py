@@ -64,6 +64,21 @@ def budget_bytes(device: torch.device) -> int | None:
     return max(total - reserve, total // 2)
 
 
+def has_own_memory(device: torch.device) -> bool:
+    """Whether a device has other memory than the host."""
+    return device.type == "cuda"
+
+
+def spare(device: torch.device, resident_bytes: int, room_bytes: int | None) -> int:
+    """Return the memory for activations of a CUDA device's model: what its weights leave of its
+    room, and at least half of the device's reserve."""
+    total, budget = total_bytes(device), budget_bytes(device)
+    assert total is not None
+    assert budget is not None
+    room = budget if room_bytes is None else room_bytes
+    return max(room - resident_bytes, (total - budget) // 2)
+
+
 def demand_of(spec: ModelSpec, options: TorchOptions, cache_bytes: int = 0) -> Demand:
     """Estimate the memory of an entry's model. Raise ``OSError`` or ``ValueError`` if its files
     cannot be read."""

@@ -135,7 +135,7 @@ class Memory:
     device_bytes: int = 0
     device_used_bytes: int = 0
     optional_bytes: int = 0
-    """Part of ``cache_bytes`` without which the model can be loaded."""
+    """Part of these without which the model can be loaded."""
 
 
 @runtime_checkable

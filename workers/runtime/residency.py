@@ -144,6 +144,14 @@ class Residency:
             lane.demand = lane.demand._replace(bytes=max(own, grown))
             lane.optional_bytes = memory.optional_bytes
 
+    def note_use(self, lane: Lane) -> None:
+        """Record that a request has ended, and the memory of its model if it has grown."""
+        lane.used_us = self._now_us()
+        if lane.loaded and isinstance(lane.engine, Weighed):
+            memory = lane.engine.memory
+            own = memory.weights_bytes + memory.cache_bytes
+            lane.demand = lane.demand._replace(bytes=max(lane.demand.bytes, own))
+
     def note_unload(self, lane: Lane) -> None:
         """Record that a model has left: to be loaded again, it needs no optional memory."""
         lane.demand = lane.demand._replace(bytes=lane.demand.bytes - lane.optional_bytes)

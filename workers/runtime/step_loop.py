@@ -474,7 +474,7 @@ class StepLoop:
             self._starved = None
         for other in self.lanes.values():
             other.at_capacity = False
-        lane.used_us = self._now_us()
+        self.residency.note_use(lane)
         self._report.outcomes.append((request_id, complete(run, outcome, worker=self.worker)))
 
     def _fail(self, run: Run, code: FailureCode, message: str) -> None:

@@ -134,9 +134,7 @@ def _listed(network: Path) -> dict[str, Any]:
 
 
 def _stock(kind: str, path: Path, dtype: str, **more: Any) -> Any:
-    pipeline = getattr(diffusers, kind).from_pretrained(
-        path, dtype=getattr(torch, dtype), **more
-    )
+    pipeline = getattr(diffusers, kind).from_pretrained(path, dtype=getattr(torch, dtype), **more)
     pipeline.set_progress_bar_config(disable=True)
     vae = pipeline.vae
     if getattr(vae.config, "force_upcast", False) and hasattr(pipeline, "upcast_vae"):

@@ -113,7 +113,9 @@ def choose(
     if control is None:
         known = ", ".join(listed) or "none"
         raise InputError(
-            "invalid_input", f"{name!r} is not a control network; this model has {known}.", "control"
+            "invalid_input",
+            f"{name!r} is not a control network; this model has {known}.",
+            "control",
         )
     if pipeline not in PIPELINES:
         raise InputError("unsupported_parameter", "This task takes no control picture.", "control")

@@ -12,11 +12,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Final
 
 import msgspec
-import numpy as np
-from PIL import Image
 
 from workers.contract.jobs import (
     Cancelled,
@@ -29,8 +26,9 @@ from workers.contract.jobs import (
     Sketch,
     Usage,
 )
-from workers.contract.media import File, ImageInput, Medium, VideoInput
+from workers.contract.media import File, Medium, VideoInput
 from workers.contract.models import ModelSpec
+from workers.engines.batch_memory import BatchMemory, CudaMeter
 from workers.engines.cooperative_batching import (
     CooperativeBatcher,
     Phase,
@@ -38,33 +36,34 @@ from workers.engines.cooperative_batching import (
     Stopped,
 )
 from workers.engines.devices import PROGRESS
-from workers.engines.diffusion import adapters, controls, loading, masks, references, sizes
-from workers.engines.diffusion.families import PipelineFamily
+from workers.engines.diffusion import loading
+from workers.engines.diffusion.inputs import InputReader, frame_rate
 from workers.engines.diffusion.options import Options, read_options
 from workers.engines.diffusion.request import (
     PREVIEW_TYPE,
     Generation,
     GenerationError,
     Request,
-    VisualInput,
-    crop_to_fit,
     image_file,
     make_pipeline_call,
     video_files,
 )
 from workers.engines.diffusion.upscaling import Upscaler, check_upscaler
-from workers.engines.memory import is_out_of_memory
+from workers.engines.memory import has_own_memory, is_out_of_memory, memory_of, spare
 from workers.engines.threads import use_threads
-from workers.engines.torch_engine import InputError, TorchEngine, read_input, reading
+from workers.engines.torch_engine import TorchEngine
 from workers.media import encode
-from workers.media.decode import read_image, read_mask
-from workers.media.pixels import Pixels, Weights
-from workers.protocol.engine import Deferred, Inspected, PhaseClock, StepReport
+from workers.media.pixels import Pixels
+from workers.protocol.engine import (
+    Deferred,
+    Demand,
+    Inspected,
+    Memory,
+    PhaseClock,
+    StepReport,
+)
 
 log = logging.getLogger(__name__)
-
-VIDEO_TASKS: Final = ("text-to-video", "image-to-video")
-SOURCE_PIXELS_MAX: Final = 32_000_000
 
 
 class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
@@ -72,6 +71,9 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         super().__init__(spec, read_options(spec))
         self._batcher = CooperativeBatcher(rows_max=self._options.rows or 2 * self._options.slots)
         self._upscaler: Upscaler | None = None
+        self._room_bytes: int | None = None
+        """Memory of the device for the next load, if it is limited."""
+        self._placed = loading.Placement()
         self._by_run: dict[int, tuple[Request, Generation]] = {}
 
     def _inspect(self) -> Inspected:
@@ -81,11 +83,40 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         return Inspected(cache_bytes=loading.further_bytes(self._options))
 
     def _load(self) -> loading.LoadedCheckpoint:
-        loaded = loading.load(self._spec, self._options, self._batcher)
+        device = self._options.torch_device
+        room_bytes = self._room_bytes if has_own_memory(device) else None
+        loaded = loading.load(self._spec, self._options, self._batcher, room_bytes)
         if self._options.upscaler is not None:
             self._upscaler = Upscaler(self._options.upscaler, self._options, self._batcher)
         self._choose_threads(loaded.denoiser)
+        if has_own_memory(device):
+            self._placed = loading.placement(loaded, self._spec, self._options)
+        if device.type == "cuda":
+            spare_bytes = spare(device, self._placed.resident_bytes, room_bytes)
+            self._batcher.memory = BatchMemory(spare_bytes, CudaMeter(device))
         return loaded
+
+    def demand(self) -> Demand:
+        """Estimate the least memory: with all that can wait in host memory there."""
+        demand = super().demand()
+        if not has_own_memory(self._options.torch_device):
+            return demand
+        least = demand.bytes - loading.optional_bytes(self._spec, self._options)
+        return demand._replace(bytes=least)
+
+    def allow(self, memory_bytes: int | None) -> None:
+        self._room_bytes = memory_bytes
+
+    @property
+    def memory(self) -> Memory:
+        """Weights on the device, and the most that a batch has taken beside them."""
+        device, batches = self._options.torch_device, self._batcher.memory
+        if not has_own_memory(device):
+            return super().memory
+        activations = 0 if batches is None else batches.peak_bytes
+        return memory_of(
+            device, self._placed.resident_bytes, activations, self._placed.optional_bytes
+        )
 
     def unload(self) -> None:
         self._upscaler = None
@@ -143,146 +174,8 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         )
 
     def _read(self, job: Job, files: Sequence[bytes]) -> Request:
-        family = self._model.families.get(job.task)
-        if family is None:
-            raise InputError("invalid_input", f"{self._spec.name} does not support {job.task}.")
-        input = _read_input(job)
-        has_mask = isinstance(input, ImageInput) and input.mask
-        if has_mask and family.inpainting is not None:
-            family = family.inpainting
-        self._check(input, family)
-        images = [_picture(data, "image") for data in files[: input.images]]
-        width, height = self._size(input)
-        sources = tuple(crop_to_fit(one, width, height) for one in images)
-        mask = None
-        if has_mask:
-            mask = _mask(files[input.images], images[0], (width, height))
-        guides = iter(files[input.images + bool(has_mask) :])
-        control = self._control(input, family, guides, (width, height))
-        reference = self._reference(input, family, guides)
-        count = input.n if isinstance(input, ImageInput) else 1
-        return Request(
-            job=job,
-            input=input,
-            family=family,
-            width=width,
-            height=height,
-            frames=self._frames(input) if family.frames else 1,
-            steps=input.steps or self._options.steps,
-            strength=self._strength(input, family),
-            sources=sources,
-            mask=mask,
-            adapters=adapters.select(input.adapters, self._options.adapters),
-            control=control,
-            reference=reference,
-            generations=[Generation(index, input.seed + index) for index in range(count)],
-        )
-
-    def _control(
-        self,
-        input: VisualInput,
-        family: PipelineFamily,
-        files: Iterator[bytes],
-        size: tuple[int, int],
-    ) -> controls.ChosenControl | None:
-        if not isinstance(input, ImageInput) or not input.control:
-            return None
-        return controls.choose(
-            input.control,
-            input.control_strength,
-            self._options.controls,
-            family.pipeline,
-            lambda: crop_to_fit(_picture(next(files), "control_image"), *size),
-        )
-
-    def _reference(
-        self, input: VisualInput, family: PipelineFamily, files: Iterator[bytes]
-    ) -> references.ChosenReference | None:
-        if not isinstance(input, ImageInput) or not input.reference:
-            return None
-        return references.choose(
-            input.reference_strength,
-            self._options.reference,
-            self._model.pipelines[family.pipeline],
-            lambda: _picture(next(files), "reference_image"),
-        )
-
-    def _check(self, input: VisualInput, family: PipelineFamily) -> None:
-        """Raise ``InputError`` for a parameter that the pipeline would otherwise ignore."""
-        name = self._spec.name
-        if input.negative_prompt and not family.negative:
-            raise InputError(
-                "unsupported_parameter",
-                f"{name} does not support negative prompts.",
-                "negative_prompt",
-            )
-        if input.guidance is not None and family.guidance is None:
-            raise InputError(
-                "unsupported_parameter", f"{name} does not support guidance.", "guidance"
-            )
-        if (input.images and family.image is None) or input.images > family.images_max:
-            raise InputError(
-                "invalid_input", f"{name} accepts at most {family.images_max} images.", "image"
-            )
-        has_mask = isinstance(input, ImageInput) and input.mask
-        if has_mask and not input.images:
-            raise InputError("invalid_input", "A mask needs an image; send one.", "mask")
-        if has_mask and not family.maskable:
-            raise InputError("unsupported_parameter", f"{name} does not support masks.", "mask")
-        if family.mask is not None and not has_mask:
-            raise InputError("invalid_input", f"{name} edits the area of a mask; send one.", "mask")
-        if not input.images and (family.strength is not None or not family.sized):
-            raise InputError("invalid_input", "This task needs an image; send one.", "image")
-        scale = input.scale or 1
-        if scale > 1 and self._upscaler is None:
-            raise InputError("unsupported_parameter", f"{name} has no upscaler.", "scale")
-        if self._upscaler is not None and scale > self._upscaler.scale:
-            raise InputError(
-                "invalid_input",
-                f"scale is {scale}; {name} supports at most {self._upscaler.scale}.",
-                "scale",
-            )
-        if input.parameters:
-            field = min(input.parameters)
-            raise InputError("unsupported_parameter", f"{name} has no parameter {field}.", field)
-
-    def _strength(self, input: VisualInput, family: PipelineFamily) -> float:
-        """Return the strength. Raise ``InputError`` if it leaves no step."""
-        requested = input.strength if isinstance(input, ImageInput) else None
-        default = self._options.strength if self._options.strength is not None else family.strength
-        strength = (default or 0.0) if requested is None else requested
-        steps = input.steps or self._options.steps
-        if family.strength is not None and int(steps * strength) < 1:
-            raise InputError(
-                "invalid_input",
-                f"strength is {strength}; with {steps} steps it must be at least {1 / steps:.2g}.",
-                "strength",
-            )
-        return strength
-
-    def _size(self, input: VisualInput) -> tuple[int, int]:
-        """Return width and height, requested or native. Raise ``InputError`` if not supported."""
-        pipeline = next(iter(self._model.pipelines.values()))
-        side = sizes.native_side(pipeline)
-        width, height = input.width or side, input.height or side
-        multiple = sizes.side_multiple(pipeline)
-        if width % multiple or height % multiple:
-            raise InputError(
-                "invalid_input",
-                f"size is {width}x{height}; {self._spec.name} needs multiples of {multiple}.",
-                "size",
-            )
-        return width, height
-
-    def _frames(self, input: VisualInput) -> int:
-        assert isinstance(input, VideoInput)
-        fps = self._fps(input)
-        if input.duration_ms is None:
-            return self._options.frames or 2 * fps + 1
-        return max(1, round(input.duration_ms * fps / 1000))
-
-    def _fps(self, input: VisualInput) -> int:
-        return (input.fps if isinstance(input, VideoInput) else None) or self._options.fps
+        scale_max = None if self._upscaler is None else self._upscaler.scale
+        return InputReader(self._spec, self._options, self._model, scale_max).read(job, files)
 
     def _start_generations(self) -> None:
         """Start generations in free slots: by priority, then in order of arrival."""
@@ -310,7 +203,12 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
             guidance = input.guidance if input.guidance is not None else self._options.guidance
             run = PipelineRun(
                 make_pipeline_call(
-                    request, generation, pipeline, guidance, self._upscaler, fps=self._fps(input)
+                    request,
+                    generation,
+                    pipeline,
+                    guidance,
+                    self._upscaler,
+                    fps=frame_rate(input, self._options),
                 ),
                 priority=request.job.priority,
                 variant=loading.Variant(
@@ -358,7 +256,7 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         input, job = request.input, request.job
         origin = encode.Origin(self._spec.name, str(job.request_id), generation.seed)
         if isinstance(input, VideoInput):
-            fps, audio = self._fps(input), generation.audio
+            fps, audio = frame_rate(input, self._options), generation.audio
             return video_files(pixels, fps, input, origin, audio)
         kind, file = image_file(pixels, input, origin)
         height, width = pixels.shape[:2]
@@ -408,32 +306,6 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
             output={"media": msgspec.to_builtins(media)},
             files=tuple(files),
         )
-
-
-def _read_input(job: Job) -> VisualInput:
-    kind: type[VisualInput] = VideoInput if job.task in VIDEO_TASKS else ImageInput
-    return read_input(job, kind)
-
-
-def _picture(data: bytes, param: str) -> Image.Image:
-    """Decode an image. Raise ``InputError``, which names ``param``."""
-    with reading(param):
-        return Image.fromarray(read_image(data, pixels_max=SOURCE_PIXELS_MAX))
-
-
-def _mask(data: bytes, image: Image.Image, size: tuple[int, int]) -> Weights:
-    """Decode a mask, cropped and resized like its image. Raise ``InputError``."""
-    with reading("mask"):
-        found = read_mask(data, image.size, pixels_max=SOURCE_PIXELS_MAX)
-    fitted = crop_to_fit(masks.as_image(found), *size)
-    mask = np.asarray(fitted, dtype=np.float32) / np.float32(255)
-    if not mask.any():
-        raise InputError(
-            "invalid_input",
-            "The mask protects the whole image; the area to edit must be transparent or white.",
-            "mask",
-        )
-    return mask
 
 
 def _events(request: Request) -> list[Event | Deferred]:

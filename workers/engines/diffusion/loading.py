@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import diffusers
 import torch
@@ -29,10 +29,21 @@ from workers.engines.diffusion import (
 )
 from workers.engines.diffusion.families import DENOISERS, ENCODERS, PipelineFamily, families_of
 from workers.engines.diffusion.options import Options
+from workers.engines.diffusion.parking import Parking, run_on
 from workers.engines.footprint import weights_estimate
+from workers.engines.memory import weights_bytes
 from workers.engines.precision import QUANTIZED, quantize
 
+PARKED: Final = ("text_encoder", "text_encoder_2", "text_encoder_3", "vae")
+"""Parts that can wait in host memory: large, and used once or twice in a request."""
 log = logging.getLogger(__name__)
+
+
+class Placement(NamedTuple):
+    """Memory of the device that weights take, and the part of it without which they work."""
+
+    resident_bytes: int = 0
+    optional_bytes: int = 0
 
 
 class Variant(NamedTuple):
@@ -53,6 +64,8 @@ class LoadedCheckpoint:
     denoiser: Any
     controlled: Mapping[tuple[str, str], Any] = field(default_factory=dict)
     """Pipelines with a control network, by the class name without it and the network's name."""
+    parking: Parking | None = None
+    """What brings the parts that wait in host memory; None if all are on the device."""
 
     def copy_for(self, family: PipelineFamily, scheduler: str | None, control: str = "") -> Any:
         """Return a shallow copy of a pipeline with a new scheduler, so that no state is shared."""
@@ -65,8 +78,16 @@ class LoadedCheckpoint:
         return pipeline
 
 
-def load(spec: ModelSpec, options: Options, batcher: CooperativeBatcher) -> LoadedCheckpoint:
-    """Load the weights. Raise ``ValueError`` with a sentence for the operator."""
+def load(
+    spec: ModelSpec,
+    options: Options,
+    batcher: CooperativeBatcher,
+    room_bytes: int | None = None,
+) -> LoadedCheckpoint:
+    """Load the weights. Raise ``ValueError`` with a sentence for the operator.
+
+    If they take more than ``room_bytes`` of the device, some wait in host memory between uses.
+    """
     path = Path(spec.checkpoint or "")
     families, has_checker = inspect(spec, options)
     family = next(iter(families.values()))
@@ -78,10 +99,10 @@ def load(spec: ModelSpec, options: Options, batcher: CooperativeBatcher) -> Load
     for name in DENOISERS:
         if (part := getattr(pipeline, name, None)) is not None:
             quantize(part, options.dtype, options.torch_device)
-    pipeline.to(options.torch_device)
-    schedulers.choose(pipeline.scheduler, options.scheduler)
     _keep_vae_in_float32(pipeline)
-    _add_batch_points(pipeline, batcher, options.tiling, refer)
+    parking = _place(pipeline, options.torch_device, room_bytes)
+    schedulers.choose(pipeline.scheduler, options.scheduler)
+    _add_batch_points(pipeline, batcher, options.tiling, refer, parking)
     inpainting = [
         family.inpainting for family in families.values() if family.inpainting is not None
     ]
@@ -100,7 +121,10 @@ def load(spec: ModelSpec, options: Options, batcher: CooperativeBatcher) -> Load
         if name in controls.PIPELINES
         for control, network in networks.items()
     }
-    return LoadedCheckpoint(pipelines, families, denoiser, controlled)
+    if parking is not None:
+        for each in (*pipelines.values(), *controlled.values()):
+            run_on(each, options.torch_device)
+    return LoadedCheckpoint(pipelines, families, denoiser, controlled, parking)
 
 
 def inspect(spec: ModelSpec, options: Options) -> tuple[Mapping[str, PipelineFamily], bool]:
@@ -136,9 +160,10 @@ def inspect(spec: ModelSpec, options: Options) -> tuple[Mapping[str, PipelineFam
             if not path.exists():
                 raise ValueError(f"{path} of the reference (IP-Adapter) does not exist")
     if (options.adapters or reference) and options.dtype in QUANTIZED:
+        what = "adapters need" if options.adapters else "a reference needs"
         raise ValueError(
-            f"{'adapters need' if options.adapters else 'a reference needs'} weights of 16 or 32 bits; dtype is {options.dtype}: use bfloat16, or "
-            "add one LoRA to the weights with `lora`"
+            f"{what} weights of 16 or 32 bits; dtype is {options.dtype}: use bfloat16, or add one "
+            "LoRA to the weights with `lora`"
         )
     return families, "safety_checker" in index
 
@@ -151,6 +176,25 @@ def further_bytes(options: Options) -> int:
     if options.reference is not None:
         paths += [Path(options.reference.checkpoint), references.encoder_path(options.reference)]
     return sum(weights_estimate(path, options.dtype) for path in paths)
+
+
+def optional_bytes(spec: ModelSpec, options: Options) -> int:
+    """Estimate the memory of the device without which a model can be loaded: that of all parts
+    which can wait in host memory, except the largest.
+
+    Raise ``OSError`` or ``ValueError`` if they cannot be read.
+    """
+    folders = [Path(spec.checkpoint or "") / name for name in PARKED]
+    sizes = [weights_estimate(one, options.dtype) for one in folders if one.is_dir()]
+    return sum(sizes) - max(sizes, default=0)
+
+
+def placement(loaded: LoadedCheckpoint, spec: ModelSpec, options: Options) -> Placement:
+    """Measure the memory of a loaded checkpoint's device."""
+    total, parking = weights_bytes(loaded), loaded.parking
+    resident = total if parking is None else total - parking.bytes + parking.reserved_bytes
+    needed = total - optional_bytes(spec, options)
+    return Placement(resident, max(resident - needed, 0))
 
 
 def pipeline_class_of(path: Path) -> str:
@@ -209,11 +253,33 @@ def _keep_vae_in_float32(pipeline: Any) -> None:
         vae.register_to_config(force_upcast=False)
 
 
+def _place(pipeline: Any, device: torch.device, room_bytes: int | None) -> Parking | None:
+    """Move a pipeline to the device, or park what is used once in a request if room is lacking."""
+    modules = {
+        name: part
+        for name, part in pipeline.components.items()
+        if isinstance(part, torch.nn.Module)
+    }
+    parked = {name: part for name, part in modules.items() if name in PARKED}
+    total = weights_bytes(list(modules.values()))
+    if room_bytes is None or total <= room_bytes or not parked:
+        pipeline.to(device)
+        return None
+    for name, part in modules.items():
+        if name not in parked:
+            part.to(device)
+    parking = Parking(device, room_bytes - total + weights_bytes(list(parked.values())))
+    for part in parked.values():
+        parking.add(part)
+    return parking
+
+
 def _add_batch_points(
     pipeline: Any,
     batcher: CooperativeBatcher,
     tiling: int | None,
     refer: references.Switch | None,
+    parking: Parking | None,
 ) -> None:
     """Make every forward of the pipeline's components a batch point."""
     for name in DENOISERS:
@@ -228,7 +294,8 @@ def _add_batch_points(
             part.forward = text_lengths.join(part, part.forward, make_point)
     for name in (*ENCODERS, "connectors"):
         if (part := getattr(pipeline, name, None)) is not None:
-            part.forward = _encode_at(batcher, name, part)
+            encode_at = _encode_at(batcher, name, part, _bring(parking, part))
+            part.forward = encode_at if parking is None else parking.here(encode_at)
     if (audio_vae := getattr(pipeline, "audio_vae", None)) is not None:
         audio_vae.decode = batcher.batch_point(
             "audio_vae", audio_vae.decode, "postprocess", module=audio_vae
@@ -240,13 +307,14 @@ def _add_batch_points(
     if (vae := getattr(pipeline, "vae", None)) is not None:
         encode = autoencoder.bound(vae, vae.encode, tiling, decodes=False)
         decode = autoencoder.bound(vae, vae.decode, tiling, decodes=True)
-        vae.encode = batcher.batch_point("vae", encode, "preprocess", module=vae)
-        vae.decode = batcher.batch_point("vae", decode, "postprocess", module=vae)
+        make_point = partial(batcher.batch_point, "vae", module=vae, bring=_bring(parking, vae))
+        vae.encode = make_point(encode, "preprocess")
+        vae.decode = make_point(decode, "postprocess")
+        if parking is not None:
+            vae.encode, vae.decode = parking.here(vae.encode), parking.here(vae.decode)
 
 
-def _switch(
-    part: Any, refer: references.Switch | None = None
-) -> Callable[[Variant | None], None]:
+def _switch(part: Any, refer: references.Switch | None = None) -> Callable[[Variant | None], None]:
     """Return what prepares a network for the variant of a batch."""
     adapt = adapters.Switch(part)
 
@@ -259,7 +327,13 @@ def _switch(
     return switch
 
 
-def _encode_at(batcher: CooperativeBatcher, name: str, part: Any) -> Callable[..., Any]:
+def _bring(parking: Parking | None, part: Any) -> Callable[[], None] | None:
+    return None if parking is None or not parking.has(part) else partial(parking.bring, part)
+
+
+def _encode_at(
+    batcher: CooperativeBatcher, name: str, part: Any, bring: Callable[[], None] | None
+) -> Callable[..., Any]:
     """Make an encoder's forward a batch point. Texts with images have no rows and run alone."""
     make_point = partial(
         batcher.batch_point,
@@ -268,6 +342,7 @@ def _encode_at(batcher: CooperativeBatcher, name: str, part: Any) -> Callable[..
         "preprocess",
         module=part,
         switch=_switch(part),
+        bring=bring,
     )
     encode, alone = make_point(), make_point(batched=False)
 
