@@ -100,6 +100,9 @@ def load(
         if (part := getattr(pipeline, name, None)) is not None:
             quantize(part, options.dtype, options.torch_device)
     _keep_vae_in_float32(pipeline)
+    networks = controls.load(type(pipeline).__name__, options, batcher)
+    if room_bytes is not None:
+        room_bytes -= weights_bytes(networks)
     parking = _place(pipeline, options.torch_device, room_bytes)
     schedulers.choose(pipeline.scheduler, options.scheduler)
     _add_batch_points(pipeline, batcher, options.tiling, refer, parking)
@@ -112,7 +115,6 @@ def load(
         else _share_components(pipeline, family.load_class())
         for family in (*families.values(), *inpainting)
     }
-    networks = controls.load(type(pipeline).__name__, options, batcher)
     controlled = {
         (name, control): _share_components(
             pipeline, getattr(diffusers, controls.PIPELINES[name].pipeline), controlnet=network
