@@ -140,9 +140,13 @@ def test_lost_device_fails_the_turn() -> None:
 
     batcher = CooperativeBatcher(rows_max=4)
     call = batcher.batch_point("model", lost, "forward")
-    batcher.start(PipelineRun(lambda: call(torch.zeros(1, 1))))
+    run = PipelineRun(lambda: call(torch.zeros(1, 1)))
+    batcher.start(run)
     with pytest.raises(AcceleratorError):
         batcher.turn(PhaseNames().phase)
+
+    assert run.greenlet is not None
+    run.greenlet.throw()  # the process would end here; in this one, other tests look for greenlets
 
 
 def test_stopped_run_ends_where_it_is_suspended() -> None:

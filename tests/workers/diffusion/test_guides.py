@@ -18,6 +18,7 @@ from workers.contract.jobs import Completed, Failed
 from workers.engines.diffusion.engine import DiffusionEngine
 
 Make = Callable[[str], Path]
+pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated")
 KINDS = ("StableDiffusionPipeline", "StableDiffusionXLPipeline", "FluxPipeline")
 ALWAYS = "StableDiffusionXLPipeline"
 DTYPES = ("float32", "bfloat16")

@@ -8,6 +8,7 @@ network computes at strength 1 and each request scales its own rows, as the libr
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -71,12 +72,14 @@ def load(
     networks = {}
     for name, control in options.controls.items():
         try:
-            network = kind.from_pretrained(
-                control.checkpoint,
-                dtype=options.torch_dtype,
-                local_files_only=True,
-                use_safetensors=True,
-            )
+            with warnings.catch_warnings():  # about a module that the library itself imports
+                warnings.filterwarnings("ignore", ".*FluxPosEmbed", FutureWarning)
+                network = kind.from_pretrained(
+                    control.checkpoint,
+                    dtype=options.torch_dtype,
+                    local_files_only=True,
+                    use_safetensors=True,
+                )
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise ValueError(f"the control network {name} cannot be read: {error}") from error
         network.eval().requires_grad_(requires_grad=False).to(options.torch_device)

@@ -280,7 +280,7 @@ def _add_batch_points(
     pipeline: Any,
     batcher: CooperativeBatcher,
     tiling: int | None,
-    refer: references.Switch | None,
+    refer: references.ReferenceSwitch | None,
     parking: Parking | None,
 ) -> None:
     """Make every forward of the pipeline's components a batch point."""
@@ -316,7 +316,9 @@ def _add_batch_points(
             vae.encode, vae.decode = parking.here(vae.encode), parking.here(vae.decode)
 
 
-def _switch(part: Any, refer: references.Switch | None = None) -> Callable[[Variant | None], None]:
+def _switch(
+    part: Any, refer: references.ReferenceSwitch | None = None
+) -> Callable[[Variant | None], None]:
     """Return what prepares a network for the variant of a batch."""
     adapt = adapters.Switch(part)
 

@@ -56,7 +56,7 @@ def encoder_path(reference: Reference) -> Path:
     return Path(reference.image_encoder or Path(reference.checkpoint).parent / _ENCODER)
 
 
-def load(pipeline: Any, denoiser: Any, options: Options) -> Switch | None:
+def load(pipeline: Any, denoiser: Any, options: Options) -> ReferenceSwitch | None:
     """Load the adapter of an entry, and the encoder of its images. Return its switch, if any.
 
     Raise ``ValueError`` if they do not fit the pipeline.
@@ -88,10 +88,10 @@ def load(pipeline: Any, denoiser: Any, options: Options) -> Switch | None:
         raise ValueError(f"the reference (IP-Adapter) cannot be loaded: {error}") from error
     denoiser.encoder_hid_proj.to(options.torch_dtype)
     denoiser.requires_grad_(requires_grad=False)
-    return Switch(denoiser, plain)
+    return ReferenceSwitch(denoiser, plain)
 
 
-class Switch:
+class ReferenceSwitch:
     """Switches the adapter's attention on, at a strength, or off, before a batch is computed.
 
     The projection of images stays in place, because pipelines examine it between batches.
