@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -26,6 +27,18 @@ def select(option: Any) -> None:
     if (index or 0) < torch.cuda.device_count():
         torch.cuda.set_device(index or 0)
     torch.backends.cuda.matmul.fp32_precision = "tf32"
+
+
+def stage(
+    values: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Copy numbers to a device.
+
+    To CUDA they are copied from pinned memory, which torch keeps until the copy has ended, so that
+    neither waits for the work that is enqueued: the next kernels are prepared meanwhile.
+    """
+    pinned = device.type == "cuda"
+    return torch.tensor(values, dtype=dtype, pin_memory=pinned).to(device, non_blocking=pinned)
 
 
 STAGES_AHEAD: Final = 2

@@ -14,6 +14,7 @@ from tests.workers.llm.checkpoints import Reference, make_engine
 from tests.workers.llm.driver import Driver, choices, job, run_alone, texts
 from tests.workers.llm.test_cache import read_in_place
 from tests.workers.llm.test_engine import EXPERTS, FAMILIES, QUESTIONS
+from workers.engines.devices import stage
 from workers.engines.llm import loading
 from workers.engines.llm.decoder import Decoder
 from workers.engines.llm.graphs import Run
@@ -158,3 +159,35 @@ def test_recording_with_another_result_is_not_used(
 
     assert texts(outcome) == [Reference(path).generate(QUESTIONS[0], 12)[2]]
     assert not engine._model.decoder._graphs
+
+
+def test_numbers_go_to_a_gpu_from_pinned_memory_without_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[dict[str, Any]] = []
+    moved: list[tuple[torch.device, dict[str, Any]]] = []
+
+    class Host:
+        """Stands in for a tensor of the host."""
+
+        def to(self, device: torch.device, **how: Any) -> torch.Tensor:
+            moved.append((device, how))
+            return torch.zeros(2)
+
+    def make(values: list[int], **how: Any) -> Host:
+        made.append(how)
+        return Host()
+
+    monkeypatch.setattr(torch, "tensor", make)
+
+    stage([1, 2], torch.device("cuda:0"), torch.long)
+    stage([1, 2], torch.device("cpu"))
+
+    assert made == [
+        {"dtype": torch.long, "pin_memory": True},
+        {"dtype": None, "pin_memory": False},
+    ]
+    assert moved == [
+        (torch.device("cuda:0"), {"non_blocking": True}),
+        (torch.device("cpu"), {"non_blocking": False}),
+    ]

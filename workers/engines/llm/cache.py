@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from workers.engines.devices import stage
 from workers.engines.llm.scheduling.blocks import ZERO_BLOCK
 
 IMPLEMENTATION: Final = "tollgate_paged"
@@ -192,7 +193,7 @@ class PagedCache(ABC, Generic[LayoutT]):
         return -(-tokens // self.shape.block_tokens)
 
     def _tensor(self, values: Sequence[Any], dtype: torch.dtype = torch.long) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=self.device)
+        return stage(values, self.device, dtype)
 
 
 @dataclass(frozen=True, slots=True)

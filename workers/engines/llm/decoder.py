@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import torch
 
+from workers.engines.devices import stage
 from workers.engines.llm.cache import ForwardTokens, PagedCache, SequenceInput
 from workers.engines.llm.fused import PagedModel
 from workers.engines.llm.graphs import Graph, Recorder, StaticInputs, make_graph
@@ -193,7 +194,7 @@ class Decoder:
         return self._model(inputs.ids, inputs.positions, None)
 
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self._device)
+        return stage(values, self._device, torch.long)
 
     # --- Batch invariance -------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from workers.contract.jobs import ChatInput
+from workers.engines.devices import stage
 from workers.engines.llm.grammar import Constraint, GrammarError
 from workers.engines.noise import gumbel, key_of, token_range
 
@@ -164,7 +165,7 @@ def draw(logits: torch.Tensor, draws: Sequence[Draw]) -> list[SampledToken | str
         return []
     errors, masks = _masks(draws)
     highest, tokens = logits.max(dim=-1)
-    rows = torch.tensor([one.row for one in draws], device=logits.device)
+    rows = stage([one.row for one in draws], logits.device)
     finite, tokens = highest.isfinite()[rows], tokens[rows]
     others = [number for number, one in enumerate(draws) if not one.is_argmax]
     width = len(others)
@@ -174,7 +175,7 @@ def draw(logits: torch.Tensor, draws: Sequence[Draw]) -> list[SampledToken | str
         group = [number for number in others if draws[number].kind == kind]
         for start in range(0, len(group), width):
             part = group[start : start + width]
-            at = torch.tensor(part, device=logits.device)
+            at = stage(part, logits.device)
             own = [draws[number] for number in part]
             scores = _edit(logits[rows[at]], own, [masks.get(number) for number in part])
             tokens[at], fine = _pick(scores, own, kind)
@@ -228,7 +229,7 @@ def _edit(scores: torch.Tensor, draws: Sequence[Draw], masks: Sequence[Any]) -> 
         bits = (packed[:, :, None] >> torch.arange(_BITS, dtype=torch.uint8, device=device)) & 1
         allowed = bits.flatten(1).bool()
         allowed = torch.nn.functional.pad(allowed, (0, max(0, size - allowed.shape[1])))[:, :size]
-        index = torch.tensor(masked, device=device)
+        index = stage(masked, device)
         scores[index] = scores[index].masked_fill_(~allowed, -torch.inf)
     return scores
 
@@ -245,9 +246,9 @@ def _pick(
     chats = [one.sampler.chat for one in draws]
     least = [math.log(chat.min_p) if chat.min_p > 0 else -math.inf for chat in chats]
     floats = [[chat.temperature for chat in chats], least, [chat.top_p for chat in chats]]
-    temperature, lowest, top_p = torch.tensor(floats, device=device)[:, :, None]
+    temperature, lowest, top_p = stage(floats, device)[:, :, None]
     integers = [(*one.sampler.key(one.offset), one.sampler.chat.top_k) for one in draws]
-    packed = torch.tensor(integers, dtype=torch.int32, device=device)
+    packed = stage(integers, device, torch.int32)
     keys, top_k = packed[:, :2], packed[:, 2:].long()
     scores = scores / temperature
     lowest = lowest + highest / temperature
@@ -303,7 +304,7 @@ def _logprobs(
     wanted = [n for n, one in enumerate(draws) if one.sampler.chat.logprobs and not one.plain]
     if not wanted:
         return {}
-    at = torch.tensor(wanted, device=logits.device)
+    at = stage(wanted, logits.device)
     logprobs = torch.log_softmax(logits[rows[at]], dim=-1)
     own = logprobs.gather(1, tokens[at, None]).squeeze(1).tolist()
     most = max(draws[number].sampler.chat.top_logprobs for number in wanted)
