@@ -18,6 +18,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -262,13 +263,15 @@ class CooperativeBatcher:
         group = self._select()
         if not group:
             return None
-        if (bring := group[0].point.bring) is not None:
-            with phase("transfer"):
-                bring()
+        point = group[0].point
+        with phase("transfer") if point.bring is not None else nullcontext():
+            is_here = _bring(point, group)
         if self.memory is not None:
             self.memory.begin()
         computation = Interruptible(
-            lambda: self._compute(group[0].point, group), slice_s=self._slice_s, now_s=self._now_s
+            (lambda: self._compute(point, group)) if is_here else (lambda: None),
+            slice_s=self._slice_s,
+            now_s=self._now_s,
         )
         return _Batch(group, list(group), computation)
 
@@ -422,6 +425,21 @@ class CooperativeBatcher:
         half = len(group) // 2
         self._compute(point, group[:half])
         self._compute(point, group[half:])
+
+
+def _bring(point: BatchPoint, group: Sequence[_Call]) -> bool:
+    """Bring the weights of a batch point. If that fails, fail the calls and return False."""
+    try:
+        if point.bring is not None:
+            point.bring()
+    except Exception as error:
+        if type(error).__name__ == "AcceleratorError":  # sticky: the device is lost
+            raise
+        for call in group:
+            call.error = error
+        _drop_frames(error)
+        return False
+    return True
 
 
 def is_in_run() -> bool:

@@ -218,3 +218,25 @@ def test_memory_of_others_between_slices_does_not_count() -> None:
     assert memory.peak_bytes == 250
     assert memory.rows_max("shape", 100) == 4
     assert memory.rows_max("another", 100) == 0
+
+
+def test_parts_that_cannot_come_fail_only_their_calls() -> None:
+    batcher = CooperativeBatcher(rows_max=4)
+    fails = [False, True]  # registered, then without room, then with room
+
+    def bring() -> None:
+        if fails and fails.pop(0):
+            raise torch.OutOfMemoryError("no room")
+
+    denoise = batcher.batch_point("denoiser", lambda x: x, "forward")
+    call = batcher.batch_point("encoder", lambda x: x + 1, "preprocess", bring=bring)
+    lost = PipelineRun(lambda: call(torch.zeros(1, 1)), priority=1)
+    kept = PipelineRun(lambda: call(denoise(torch.zeros(1, 1))))
+    batcher.start(lost)
+    batcher.start(kept)
+
+    while batcher.turn(PhaseNames().phase).point is not None:
+        pass
+
+    assert isinstance(lost.error, torch.OutOfMemoryError)
+    assert kept.result.tolist() == [[1.0]]

@@ -90,8 +90,12 @@ class Parking:
                 break
             if other.is_here:
                 _leave(other)
-        for tensor, host in part.tensors:
-            tensor.data = host.to(self.device, non_blocking=True, copy=True)
+        try:
+            for tensor, host in part.tensors:
+                tensor.data = host.to(self.device, non_blocking=True, copy=True)
+        except RuntimeError:  # such as lack of memory
+            _leave(part)
+            raise
         part.is_here = True
 
 
