@@ -250,6 +250,7 @@ def test_time_of_preparing_a_run_is_told_apart_from_its_batch() -> None:
     assert turn.point.phase == "forward"
     assert turn.preprocess_s == {id(third): 11.0}
     assert batcher.turn(PhaseNames().phase).preprocess_s == {}
+    _run_all(batcher)
 
 
 def test_run_stopped_before_its_first_turn_never_starts() -> None:
