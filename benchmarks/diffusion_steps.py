@@ -12,8 +12,8 @@ from unittest import mock
 import torch
 
 from benchmarks.diffusion_runners import Arrival, Ours, Pipeline, Setting, wait_for_device
-from workers.engines.batching import Call, concatenate, rows_of
 from workers.engines import cooperative_batching
+from workers.engines.batching import Call, concatenate, rows_of
 from workers.engines.cooperative_batching import CooperativeBatcher, Phase, PipelineRun
 from workers.engines.diffusion.families import DENOISERS
 
