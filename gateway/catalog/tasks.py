@@ -79,8 +79,8 @@ def flows_as(task: Task) -> Modality:
 
 PICTURES: Final = ("sources", "source_tokens")
 """Limits of the images in a conversation."""
-_READ_PICTURES: Final = ("echo",)
-"""Engines whose conversations can contain images."""
+_READ_PICTURES: Final = ("echo", "llm")
+"""Engines whose conversations can contain images; llm if its checkpoint has a vision tower."""
 
 
 def input_conflicts(entry: CatalogEntry) -> Iterator[tuple[tuple[str | int, ...], str]]:
@@ -96,7 +96,7 @@ def input_conflicts(entry: CatalogEntry) -> Iterator[tuple[tuple[str | int, ...]
         dialect = entry.upstream.dialect if entry.upstream is not None else None
         if entry.engine not in _READ_PICTURES and dialect != "openai":
             runs_on = entry.engine or dialect
-            yield ("input",), f"{runs_on} reads no images; an upstream of dialect openai does"
+            yield ("input",), f"{runs_on} reads no images; the engine llm and the dialect openai do"
     elif entry.task == "text-generation":
         for name in PICTURES:
             if getattr(entry.limits, name) is not None:

@@ -111,9 +111,9 @@ def test_tasks_without_a_dialect_need_an_engine(task: str) -> None:
         ),
         ({**LOOKER, "input": ["image"]}, "input", "a conversation always contains text; add it"),
         (
-            {**LOOKER, "engine": "llm", "checkpoint": "a"},
+            {**LOOKER, "engine": None, "upstream": GMI},
             "input",
-            "llm reads no images; an upstream of dialect openai does",
+            "gmi reads no images; the engine llm and the dialect openai do",
         ),
         (
             {**LOOKER, "input": ["text"]},

@@ -13,6 +13,7 @@ from gateway.commands.planning.proposal import propose, propose_price
 from gateway.ledger.expenses import ExpenseRates
 from gateway.plan.hardware import find_gpu
 from tests.cli.here import run_here
+from tests.workers.llm.pictures import make_pictured
 
 POCKET = Path(__file__).parents[2] / "workers" / "pocket"
 CATALOG = """\
@@ -122,3 +123,32 @@ def test_a_catalog_of_another_form_is_left_alone() -> None:
     for text in ("models: []\n", "models: [{name: a}]\n", "aliases: {}\n", ""):
         with pytest.raises(ValueError, match="no list of entries"):
             insert_entry(text, {"name": "a"})
+
+
+def test_a_model_with_a_vision_tower_is_added_to_read_pictures(
+    catalog: Path, tmp_path: Path
+) -> None:
+    path = make_pictured("qwen2.5vl", tmp_path / "looker")
+    price = ("--price", "input_token 0.1 1000000", "--price", "output_token 0.4 1000000")
+
+    done = run_here(("model", "add", str(path), "--catalog", str(catalog), *price), {})
+    checked = run_here(("catalog", "check", "--deep", str(catalog)), {})
+
+    assert done.exit_code == 0, done.stderr
+    *_, entry = load_catalog(catalog).models
+    assert (entry.engine, entry.input) == ("llm", ("text", "image"))
+    assert (entry.limits.sources, entry.limits.source_tokens) == (4, 1024)
+    assert checked.exit_code == 0, checked.stderr + checked.stdout
+
+
+def test_the_deep_check_finds_a_model_that_cannot_read_pictures(catalog: Path) -> None:
+    price = ("--price", "input_token 0.1 1000000", "--price", "output_token 0.4 1000000")
+    arguments = ("model", "add", str(POCKET / "chat"), "--name", "ours", "--catalog", str(catalog))
+    run_here((*arguments, *price), {})
+    text = catalog.read_text().replace("context_tokens: 1024", "source_tokens: 99")
+    catalog.write_text(text.replace("engine: llm\n", "engine: llm\n    input: [text, image]\n"))
+
+    checked = run_here(("catalog", "check", "--deep", str(catalog)), {})
+
+    assert checked.exit_code == 1
+    assert "has no vision tower" in checked.stderr + checked.stdout

@@ -20,6 +20,7 @@ from tests.artist import png
 from tests.databases import Databases
 from tests.gateway.test_kept_inputs import keeping, kept
 from tests.stack import Caller, Stack, running
+from tests.workers.llm.pictures import make_pictured
 
 PICTURE, OTHER = png(16, 16, 7), png(8, 8, 3)
 SOLD = """\
@@ -28,6 +29,18 @@ SOLD = """\
     input: [text, image]
     upstream: {{url: "{url}/v1", model: theirs}}
     limits: {{context_tokens: 8192, output_tokens: 64, sources: 3, source_tokens: 1500}}
+    price:
+      - {{unit: input_token, amount: "2", per: 1000000}}
+      - {{unit: output_token, amount: "8", per: 1000000}}
+"""
+LOCAL = """\
+  - name: local
+    task: text-generation
+    input: [text, image]
+    engine: llm
+    checkpoint: {checkpoint}
+    options: {{slots: 4, threads: 1}}
+    limits: {{context_tokens: 2048, output_tokens: 64, sources: 3, source_tokens: 40}}
     price:
       - {{unit: input_token, amount: "2", per: 1000000}}
       - {{unit: output_token, amount: "8", per: 1000000}}
@@ -89,12 +102,13 @@ def shared(
     service: Service, tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str
 ) -> Iterator[Stack]:
     directory: Path = tmp_path_factory.mktemp("pictures")
+    checkpoint = make_pictured("qwen2.5vl", directory / "local")
     with running(
         directory / "home",
         Databases("sqlite", directory, postgres).make(),
         valkey,
         namespace=f"t{uuid.uuid4().hex[:8]}",
-        more_models=SOLD.format(url=service.url),
+        more_models=SOLD.format(url=service.url) + LOCAL.format(checkpoint=checkpoint),
     ) as made:
         yield made
 
@@ -273,3 +287,39 @@ def test_models_that_read_pictures_say_so(looking: Caller) -> None:
 
     assert listed["looker"]["architecture"]["input_modalities"] == ["text", "image"]
     assert listed["echo"]["architecture"]["input_modalities"] == ["text"]
+
+
+def test_a_model_that_runs_here_reads_pictures_and_charges_their_tokens(
+    looking: Caller, shared: Stack
+) -> None:
+    def tokens(*parts: dict[str, Any]) -> int:
+        answer = ask(looking, *parts, model="local", temperature=0)
+        assert answer.status_code == 200, answer.text
+        usage = answer.json()["usage"]
+        path = f"/v1/requests/{answer.headers['x-request-id']}/receipt"
+        receipt = looking.http.get(path).json()
+        lines = {line["unit"]: line for line in receipt["lines"]}
+        assert int(lines["input_token"]["quantity"]) == usage["prompt_tokens"]
+        expected = Decimal(2) * usage["prompt_tokens"] + Decimal(8) * usage["completion_tokens"]
+        assert Decimal(receipt["cost"]) == expected / 1_000_000
+        count: int = usage["prompt_tokens"]
+        return count
+
+    # 16 x 16 pixels are four tokens, 8 x 8 are scaled up to the same; two marks around each.
+    alone = tokens(text("?"))
+    assert tokens(text("?"), picture()) == alone + 6
+    assert tokens(text("?"), picture(), picture(data_uri(OTHER))) == alone + 12
+    assert shared.held(looking) == 0
+
+
+def test_a_picture_that_cannot_be_decoded_costs_nothing(looking: Caller, shared: Stack) -> None:
+    before = looking.http.get("/v1/balance").json()
+
+    answer = ask(looking, text("?"), picture(), picture(data_uri(PICTURE[:41])), model="local")
+
+    error = answer.json()["error"]
+    assert answer.status_code == 400, answer.text
+    assert error["param"] == "messages"
+    assert error["message"].startswith("Picture 2 of the conversation: ")
+    assert looking.http.get("/v1/balance").json() == before
+    assert shared.held(looking) == 0

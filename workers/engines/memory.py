@@ -40,6 +40,20 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+@contextlib.contextmanager
+def translate_memory_errors() -> Iterator[None]:
+    """Release torch's cached memory on a GPU. On a CPU, raise torch's error as ``MemoryError``."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        raise
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise MemoryError(str(error)) from error
+        raise
+
+
 def total_bytes(device: torch.device) -> int | None:
     """Return the memory of a device or, of a CPU, of the machine or its container; None if the
     system does not report it."""

@@ -44,6 +44,11 @@ _LIMITS: Final[Mapping[str, dict[str, Any]]] = {
     "video": {"seconds": 10, "steps": 100},
     "audio": {"seconds": SECONDS, "characters": CHARACTERS},
 }
+_READ_PICTURES: Final = ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
+"""Architectures whose conversations can contain pictures."""
+PICTURES: Final = 4
+PICTURE_TOKENS: Final = 1280
+"""Proposed tokens of a picture: a megapixel, at 28x28 pixels a token."""
 _LARGE: Final = ("musicgen", "bark", "dia", "csm")
 """Models of audio that are worth less precision."""
 _ELSEWHERE: Final = (
@@ -94,13 +99,20 @@ def propose(
         here = proposal.here
         fitting = here["text"]["sequences"] if here is not None and here["text"] else SLOTS
         options["slots"] = max(1, min(SLOTS, fitting))
+    limits = _limits(subject)
+    if sees := kind == "text-generation" and _architecture(path) in _READ_PICTURES:
+        limits |= {
+            "sources": PICTURES,
+            "source_tokens": min(PICTURE_TOKENS, max(1, limits["context_tokens"] // 4)),
+        }
     fields = {
         "name": name,
         "task": kind,
+        "input": ["text", "image"] if sees else [],
         "engine": _engine(subject),
         "checkpoint": checkpoint,
         "options": options,
-        "limits": _limits(subject),
+        "limits": limits,
     }
     return Proposal({key: value for key, value in fields.items() if value}, plan)
 
@@ -109,9 +121,13 @@ def _task(subject: Subject, path: Path) -> Task:
     """Return the task of a directory; a decoder can also be one for embeddings."""
     if not isinstance(subject.model, Shape):
         return subject.task
-    architectures = read_config(path / "config.json").get("architectures") or [""]
-    embeds = str(architectures[0]).endswith(("Model", "ForMaskedLM"))
+    embeds = _architecture(path).endswith(("Model", "ForMaskedLM"))
     return "text-embedding" if embeds or (path / "modules.json").is_file() else subject.task
+
+
+def _architecture(path: Path) -> str:
+    architectures = read_config(path / "config.json").get("architectures") or [""]
+    return str(architectures[0])
 
 
 def _engine(subject: Subject) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -60,8 +60,8 @@ class Driver:
         self.events: dict[str, list[Tokens]] = {}
         self._admitted: list[RequestId] = []
 
-    def admit(self, wanted: Job) -> Admission:
-        admission = self.engine.admit(wanted, self.clock)
+    def admit(self, wanted: Job, files: Sequence[bytes] = ()) -> Admission:
+        admission = self.engine.admit(wanted, self.clock, files)
         if isinstance(admission, Admitted):
             self._admitted.append(wanted.request_id)
         return admission
@@ -97,9 +97,9 @@ class Driver:
         self.engine.release(id)
 
 
-def run_alone(engine: LlmEngine, wanted: Job) -> Outcome:
+def run_alone(engine: LlmEngine, wanted: Job, files: Sequence[bytes] = ()) -> Outcome:
     driver = Driver(engine)
-    driver.admit(wanted)
+    driver.admit(wanted, files)
     driver.finish(wanted.request_id)
     return driver.outcomes[wanted.request_id]
 

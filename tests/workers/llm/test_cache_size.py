@@ -225,7 +225,8 @@ def test_largest_step_is_run_and_its_memory_measured(
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 1700)
     cache: Any = SimpleNamespace(device=torch.device("cuda"), shape=engine.checkpoint.shape)
 
-    used = loading._activation_bytes(loading._Started(decoder, cache), engine._options)
+    started = loading._Started(decoder, cache)
+    used = loading._activation_bytes(engine.checkpoint, started, engine._options)
 
     assert used == 1000
     # A step has 2,048 tokens, which are 32 chunks of 64, and each sequence needs logits.

@@ -71,6 +71,8 @@ def _room(checkpoint: Checkpoint) -> int:
 
 def _encode(checkpoint: Checkpoint, input: Mapping[str, Any]) -> list[int]:
     chat = msgspec.convert(input, ChatInput)
+    if any(message.parts for message in chat.messages):
+        raise ValueError("a conversation with pictures cannot be compared")
     if chat.prompts:
         return checkpoint.vocabulary.encode_prompt(chat.prompts[0])
     return checkpoint.vocabulary.encode(chat.messages)

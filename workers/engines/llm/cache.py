@@ -26,6 +26,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from workers.engines.devices import stage
 from workers.engines.llm.scheduling.blocks import ZERO_BLOCK
+from workers.engines.llm.vision.pictures import PictureInput
 
 IMPLEMENTATION: Final = "tollgate_paged"
 
@@ -68,7 +69,7 @@ class CacheShape:
 
 @dataclass(frozen=True, slots=True)
 class SequenceInput:
-    """Tokens ``ids`` of one sequence, from position ``start`` on, stored in the blocks ``table``.
+    """Tokens ``ids`` of one sequence, from index ``start`` on, stored in the blocks ``table``.
 
     The forward returns the logits of the last ``logits_kept`` of them.
     """
@@ -77,6 +78,10 @@ class SequenceInput:
     start: int
     table: Sequence[int]
     logits_kept: int = 1
+    shift: int = 0
+    """Position of a token, less its index: pictures take fewer positions than tokens."""
+    pictures: PictureInput | None = None
+    """Positions and embeddings of a prompt with pictures."""
 
     @property
     def stop(self) -> int:

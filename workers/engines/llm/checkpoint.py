@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from workers.contract.models import ModelSpec
 from workers.engines.checkpoints import (
@@ -23,7 +23,9 @@ from workers.engines.checkpoints import (
 from workers.engines.llm import varlen
 from workers.engines.llm.cache import CacheShape, attention_modules
 from workers.engines.llm.experts import active_share, attach_experts, has_experts
-from workers.engines.llm.options import Options, read_context
+from workers.engines.llm.options import Options, read_context, reads_pictures
+from workers.engines.llm.vision.reader import PictureReader, make_reader
+from workers.engines.llm.vision.tower import TOWER, VISION_FAMILIES, Tower, drop_tower, has_vision
 from workers.engines.llm.vocabulary import Vocabulary, read_vocabulary
 from workers.engines.memory import weights_bytes
 from workers.engines.precision import QUANTIZED
@@ -39,6 +41,7 @@ FAMILIES: Final = (
     "Gemma3ForCausalLM",
     "MixtralForCausalLM",
     "Qwen3MoeForCausalLM",
+    *VISION_FAMILIES,
 )
 BLOCK_TOKENS: Final = 64
 """Tokens of a block of ``GatherCache``, and of a prefill chunk."""
@@ -53,8 +56,14 @@ class Weights:
         self.context, self.shape = read_shape(spec, options)
         self.device = options.torch_device
         self.model: Any = _read_weights(self.path, options)
+        self.tower: Tower | None = None
+        if has_vision(type(self.model).__name__):
+            if reads_pictures(spec):
+                self.tower = Tower(self.model)
+            else:
+                drop_tower(self.model)
         self.weights_bytes = weights_bytes(self.model)
-        self.heads = int(self.model.config.num_attention_heads)
+        self.heads = int(self.model.config.get_text_config().num_attention_heads)
         self.context_cost = relative_context_cost(self.model, self.shape, self.heads)
 
 
@@ -68,6 +77,9 @@ class Checkpoint(Weights):
             size=int(self.model.get_input_embeddings().num_embeddings),
             end_tokens=self.model.generation_config.eos_token_id,
         )
+        self.pictures: PictureReader | None = make_reader(
+            self.path, type(self.model).__name__, spec, options, self.model.config, self.vocabulary
+        )
 
 
 def inspect(spec: ModelSpec, options: Options) -> tuple[Vocabulary, int, CacheShape]:
@@ -76,10 +88,13 @@ def inspect(spec: ModelSpec, options: Options) -> tuple[Vocabulary, int, CacheSh
     Raise ``ValueError`` as ``Checkpoint``.
     """
     path = directory(spec)
-    config = _read_config(path)
+    config, family = _read_config(path)
     context, shape = read_shape(spec, options)
-    size, ends = int(config.vocab_size), getattr(config, "eos_token_id", None)
-    return read_vocabulary(path, size=size, end_tokens=ends), context, shape
+    text = config.get_text_config()
+    size, ends = int(text.vocab_size), getattr(text, "eos_token_id", None)
+    vocabulary = read_vocabulary(path, size=size, end_tokens=ends)
+    make_reader(path, family, spec, options, config, vocabulary)
+    return vocabulary, context, shape
 
 
 def directory(spec: ModelSpec) -> Path:
@@ -98,7 +113,7 @@ def weight_files(path: Path) -> list[Path]:
 
 def read_shape(spec: ModelSpec, options: Options) -> tuple[int, CacheShape]:
     """Return the context of an entry, as far as it is computed correctly, and its cache shape."""
-    config = _read_config(directory(spec))
+    config = _read_config(directory(spec))[0].get_text_config()
     context = _bound_context(spec, config)
     device, dtype = options.torch_device, options.torch_dtype
     paged = varlen.find_attention(device, dtype) is not None
@@ -117,8 +132,8 @@ def read_shape(spec: ModelSpec, options: Options) -> tuple[int, CacheShape]:
     )
 
 
-def _read_config(path: Path) -> Any:
-    """Return the configuration of a supported family."""
+def _read_config(path: Path) -> tuple[Any, str]:
+    """Return the configuration of a supported family, and the family."""
     document, family = read_architecture(path)
     check_family(family, FAMILIES, _ALTERNATIVE)
     if quantization := document.get("quantization_config"):
@@ -126,7 +141,8 @@ def _read_config(path: Path) -> Any:
         raise ValueError(f"quantised weights ({method}) are not supported; {_ALTERNATIVE}")
     if document.get("use_bidirectional_attention"):
         raise ValueError(f"models with bidirectional attention cannot generate; {_ALTERNATIVE}")
-    return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    return config, family
 
 
 def _bound_context(spec: ModelSpec, config: Any) -> int:
@@ -169,19 +185,22 @@ def relative_context_cost(model: Any, shape: CacheShape, heads: int) -> float:
     share = active_share(model)
     weights: float = sum(
         tensor.numel() * (share if tensor.ndim == 3 else 1.0)
-        for tensor in chain(model.parameters(), model.buffers())
+        for name, tensor in chain(model.named_parameters(), model.named_buffers())
+        if not name.startswith(TOWER)
     )
     return 2 * shape.layers * heads * shape.head_dim / weights
 
 
 def _read_weights(path: Path, options: Options) -> Any:
-    model = read_model(AutoModelForCausalLM, path, options)
+    _, family = read_architecture(path)
+    loader = AutoModelForImageTextToText if has_vision(family) else AutoModelForCausalLM
+    model = read_model(loader, path, options)
     if has_experts(model) and options.dtype in QUANTIZED:
         raise ValueError(
             f"dtype is {options.dtype}, but experts cannot be quantised; use bfloat16, or "
             f"{_ALTERNATIVE}"
         )
     attach_experts(model)
-    if len(attention_modules(model)) != model.config.num_hidden_layers:
+    if len(attention_modules(model)) != model.config.get_text_config().num_hidden_layers:
         raise ValueError(f"the attention layers of {path} were not found; {_ALTERNATIVE}")
     return model

@@ -20,8 +20,9 @@ import torch
 
 from workers.engines.devices import stage
 from workers.engines.llm.cache import ForwardTokens, PagedCache, SequenceInput
-from workers.engines.llm.fused import PagedModel
+from workers.engines.llm.fused import Features, PagedModel
 from workers.engines.llm.graphs import Graph, Recorder, StaticInputs, make_graph
+from workers.engines.llm.vision.pictures import PictureInput
 
 ROWS: Final = 4
 """Multiple to which the tokens of a forward are padded: fewer rows use other product kernels."""
@@ -31,7 +32,8 @@ _PROBED: Final = (1, 7, 16, 33, 96)
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """One run of the model: ids and positions ``(1, tokens)``, all int64.
+    """One run of the model: ids ``(1, tokens)`` and positions ``(1, tokens)``, or ``(3, tokens)``
+    on three axes, all int64.
 
     Logits are computed for the indices ``logits_at``, padded to a multiple of ``ROWS`` like any
     other product; the first ``logits_kept`` of them are returned.
@@ -44,6 +46,8 @@ class Forward:
     layout: Any
     static: bool = False
     """Whether every such forward has the same shape, so that it can be recorded."""
+    features: Features | None = None
+    """Embeddings of pictures, in place of those of their tokens."""
 
 
 class Decoder:
@@ -150,28 +154,52 @@ class Decoder:
             logits_at += range(end - row.logits_kept, end)
             spare = tokens.columns - len(row.ids)
             ids += [*row.ids, *[0] * spare]
-            positions += [*range(row.start, row.stop), *[row.start] * spare]
+            start = row.start + row.shift
+            positions += [*range(start, row.stop + row.shift), *[start] * spare]
+        pictured: list[tuple[int, PictureInput]] = []
         for prefill in tokens.prefills:
             end = len(ids) + len(prefill.ids)
             logits_at += range(end - prefill.logits_kept, end)
+            if prefill.pictures is not None:
+                pictured.append((len(ids), prefill.pictures))
             ids += prefill.ids
             positions += range(prefill.start, prefill.stop)
         ids += [0] * tokens.padding
         positions += [0] * tokens.padding
         return Forward(
             self._tensor(ids)[None],
-            self._tensor(positions)[None],
+            self._place(positions, pictured),
             self._tensor(logits_at + [0] * (-len(logits_at) % ROWS)),
             len(logits_at),
             self._cache.lay_out(tokens),
             tokens.static,
+            self._collect(pictured),
+        )
+
+    def _place(
+        self, positions: Sequence[int], pictured: Sequence[tuple[int, PictureInput]]
+    ) -> torch.Tensor:
+        """Return positions; on three axes if some are those of a prompt with pictures."""
+        if not pictured:
+            return self._tensor(positions)[None]
+        axes = torch.tensor(positions).repeat(3, 1)
+        for start, part in pictured:
+            axes[:, start : start + part.positions.shape[1]] = part.positions
+        return axes.to(self._device)
+
+    def _collect(self, pictured: Sequence[tuple[int, PictureInput]]) -> Features | None:
+        places = [start + place for start, part in pictured for place in part.places]
+        if not places:
+            return None
+        return self._tensor(places), torch.cat(
+            [one for _, part in pictured for one in part.features]
         )
 
     def _forward(self, forward: Forward) -> torch.Tensor:
         if forward.static and self._recorder is not None:
             return self._replay(forward)
         self._cache.begin(forward.layout)
-        logits = self._model(forward.ids, forward.positions, forward.logits_at)
+        logits = self._model(forward.ids, forward.positions, forward.logits_at, forward.features)
         return logits[: forward.logits_kept].float()
 
     def _replay(self, forward: Forward) -> torch.Tensor:
@@ -191,7 +219,7 @@ class Decoder:
 
     def _run_static(self, inputs: StaticInputs) -> torch.Tensor:
         self._cache.begin(inputs.layout)
-        return self._model(inputs.ids, inputs.positions, None)
+        return self._model(inputs.ids, inputs.positions, None, None)
 
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
         return stage(values, self._device, torch.long)

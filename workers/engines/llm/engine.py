@@ -13,9 +13,8 @@ import gc
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -27,7 +26,7 @@ from workers.engines.llm.checkpoint import Checkpoint
 from workers.engines.llm.decoder import Decoder
 from workers.engines.llm.loading import Room, estimate_memory, inspect_models, make_decoders
 from workers.engines.llm.options import read_options
-from workers.engines.llm.request import ChatRequest, ChoiceState, Verification, verify
+from workers.engines.llm.request import ChatRequest, ChoiceState, Verification, refuse, verify
 from workers.engines.llm.sampling import SampledToken, propose
 from workers.engines.llm.scheduling.blocks import BlockPool, Digests
 from workers.engines.llm.scheduling.pacing import PrefillPacing
@@ -40,7 +39,9 @@ from workers.engines.llm.scheduling.scheduler import (
 )
 from workers.engines.llm.speculation import DraftModel, PromptLookup
 from workers.engines.llm.tools import is_constrained
-from workers.engines.memory import is_out_of_memory, memory_of
+from workers.engines.llm.vision.pictures import Picture, PicturePrompt
+from workers.engines.llm.vision.reader import Pictures
+from workers.engines.memory import memory_of, translate_memory_errors
 from workers.engines.threads import threads_for, use_threads
 from workers.protocol.engine import (
     Admission,
@@ -51,6 +52,7 @@ from workers.protocol.engine import (
     Inspected,
     Memory,
     PhaseClock,
+    Prepared,
     StepReport,
     Wait,
 )
@@ -149,7 +151,12 @@ class LlmEngine:
         gc.collect()
         torch.cuda.empty_cache()
 
-    def admit(self, job: Job, clock: PhaseClock, files: Sequence[bytes] = ()) -> Admission:
+    def prepare(self, job: Job, files: Sequence[bytes]) -> Pictures:
+        """Read the pictures of a conversation, on another thread."""
+        reader = self._model.checkpoint.pictures
+        return () if reader is None else reader.read_all(files)
+
+    def admit(self, job: Job, clock: PhaseClock, files: Any = ()) -> Admission:
         with clock.phase("preprocess"):
             if self._model.scheduler.waiting >= 2 * self._options.slots:
                 return Wait()
@@ -157,15 +164,29 @@ class LlmEngine:
                 chat = msgspec.convert(job.input, ChatInput)
             except msgspec.ValidationError as error:
                 return Failed("invalid_input", f"The input is not a valid conversation: {error}.")
-            return self._refuse(chat) or self._admit(job, chat)
+            checkpoint = self._model.checkpoint
+            failure = refuse(
+                chat,
+                checkpoint.vocabulary,
+                name=self._spec.name,
+                slots=self._options.slots,
+                reads_pictures=checkpoint.pictures is not None,
+            )
+            if failure is not None:
+                return failure
+            pictures: Pictures = (
+                files.value if isinstance(files, Prepared) else self.prepare(job, files)
+            )
+            return pictures if isinstance(pictures, Failed) else self._admit(job, chat, pictures)
 
     def step(self, clock: PhaseClock) -> StepReport:
         scheduler, pacing = self._model.scheduler, self._model.pacing
         use_threads(self._threads)
         drafts = self._propose()
         plan = scheduler.plan(pacing.tokens_max)
-        started_s = time.perf_counter()
-        with torch.inference_mode(), _translate_memory_errors():
+        with torch.inference_mode(), translate_memory_errors():
+            seen = self._encode_pictures(plan, clock)
+            started_s = time.perf_counter()
             sampled = self._compute(plan, drafts, clock)
         pacing.record(
             decodes=len(plan.decodes),
@@ -174,7 +195,7 @@ class LlmEngine:
         )
         scheduler.advance(plan)
         with clock.phase("postprocess"):
-            return self._report(plan, sampled)
+            return self._report(plan, sampled, seen)
 
     def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
         self._requests[request_id].cancelled = reason
@@ -186,50 +207,9 @@ class LlmEngine:
 
     # --- Admission --------------------------------------------------------------------------------
 
-    def _refuse(self, chat: ChatInput) -> Failed | None:
-        """Refuse what this model does not support or what could harm other requests.
-
-        The gateway has checked everything else.
-        """
+    def _admit(self, job: Job, chat: ChatInput, pictures: Sequence[Picture]) -> Admission:
         vocabulary = self._model.checkpoint.vocabulary
-        size = vocabulary.size
-        if any(message.parts for message in chat.messages):
-            return Failed("invalid_input", f"{self._spec.name} reads no images.", param="messages")
-        if chat.tools and chat.tool_choice != "none" and vocabulary.tool_format is None:
-            return Failed(
-                "unsupported_parameter",
-                "This model does not support function calling: its chat template has no tools. "
-                "Omit tools.",
-                param="tools",
-            )
-        if chat.tool_name is not None and chat.tool_name not in {tool.name for tool in chat.tools}:
-            return Failed(
-                "invalid_input",
-                f"tool_choice names {chat.tool_name!r}, which is not among the tools.",
-                param="tool_choice",
-            )
-        if not 1 <= chat.n <= self._options.slots:
-            return Failed(
-                "invalid_input",
-                f"n is {chat.n}; this model accepts 1 to {self._options.slots}.",
-                param="n",
-            )
-        if chat.max_tokens < 1:
-            return Failed(
-                "invalid_input",
-                f"max_tokens is {chat.max_tokens}; it must be at least 1.",
-                param="max_tokens",
-            )
-        if unknown := [token for token in chat.logit_bias if not 0 <= token < size]:
-            return Failed(
-                "invalid_input",
-                f"logit_bias contains token {unknown[0]}; tokens are 0 to {size - 1}.",
-                param="logit_bias",
-            )
-        return None
-
-    def _admit(self, job: Job, chat: ChatInput) -> Admission:
-        vocabulary = self._model.checkpoint.vocabulary
+        pictured: PicturePrompt | None = None
         param = "prompt" if chat.prompts else "messages"
         try:
             if chat.prompts:
@@ -237,6 +217,9 @@ class LlmEngine:
             else:
                 tools = chat.tools if chat.tool_choice != "none" else ()
                 prompts = [vocabulary.encode(chat.messages, tools)]
+                if (reader := self._model.checkpoint.pictures) is not None and pictures:
+                    pictured = reader.place(prompts[0], chat.messages, pictures)
+                    prompts = [pictured.ids]
         except ValueError as error:
             what = "prompt" if chat.prompts else "conversation"
             return Failed(
@@ -247,7 +230,7 @@ class LlmEngine:
                 return failure
         try:
             choices = [
-                self._create_choice(job.request_id, number * chat.n + index, chat, prompt)
+                self._create_choice(job.request_id, number * chat.n + index, chat, prompt, pictured)
                 for number, prompt in enumerate(prompts)
                 for index in range(chat.n)
             ]
@@ -256,7 +239,8 @@ class LlmEngine:
             return Failed("invalid_input", f"This schema is not supported: {error}.", param=param)
         request = self._requests[job.request_id] = ChatRequest(job.request_id, job.stream)
         for number, prompt in enumerate(prompts):
-            group, digests = self._schedule(job, prompt, chat.n)
+            keys = prompt if pictured is None else pictured.keys
+            group, digests = self._schedule(job, keys, chat.n)
             request.groups.append(group)
             own = choices[number * chat.n : (number + 1) * chat.n]
             if self._options.caches_answers:
@@ -291,7 +275,12 @@ class LlmEngine:
         return min(chat.max_tokens, self._model.checkpoint.context - len(prompt))
 
     def _create_choice(
-        self, request_id: RequestId, index: int, chat: ChatInput, prompt: Sequence[int]
+        self,
+        request_id: RequestId,
+        index: int,
+        chat: ChatInput,
+        prompt: Sequence[int],
+        pictures: PicturePrompt | None,
     ) -> ChoiceState:
         """Raise ``ValueError`` if the schema of the answer is not supported."""
         vocabulary = self._model.checkpoint.vocabulary
@@ -307,6 +296,7 @@ class LlmEngine:
             prompt=prompt,
             limit=self._limit(prompt, chat),
             constraint=constraint,
+            pictures=pictures,
         )
         speculation = self._options.speculation
         if speculation is not None and speculation.method == "lookup":
@@ -314,16 +304,17 @@ class LlmEngine:
         return choice
 
     def _schedule(
-        self, job: Job, prompt: Sequence[int], choices: int
+        self, job: Job, keys: Sequence[int], choices: int
     ) -> tuple[SequenceGroup, Digests]:
+        """``keys``: the tokens of the prompt, as the prefix cache tells them apart."""
         now_ms = time.time() * 1000
         due = min(now_ms + DUE_MS, job.deadline_ms or now_ms + DUE_MS)
         digests = Digests(job.account_id, self._model.checkpoint.shape.block_tokens)
         if self._options.prefix_cache:
-            digests.extend(prompt)
+            digests.extend(keys)
         group = self._model.scheduler.add(
             job.request_id,
-            prompt_tokens=len(prompt),
+            prompt_tokens=len(keys),
             choices=choices,
             digests=digests.found,
             due=due - job.priority * PRIORITY_MS,
@@ -356,6 +347,22 @@ class LlmEngine:
             sequence.draft_tokens = count
         return drafts
 
+    def _encode_pictures(self, plan: StepPlan, clock: PhaseClock) -> dict[RequestId, float]:
+        """Encode the pictures that this step prefills. Return what that costs, in tokens, by
+        request."""
+        costs: dict[RequestId, float] = {}
+        if (tower := self._model.checkpoint.tower) is None:
+            return costs
+        choices = dict(self._choices())
+        with clock.phase("forward"):
+            for chunk in plan.prefills:
+                if (pictured := choices[chunk.group.sequences[0]].pictures) is not None:
+                    cost = tower.encode_missing(pictured.pictures_in(chunk.start, chunk.stop))
+                    id = chunk.group.request_id
+                    costs[id] = costs.get(id, 0.0) + cost
+            self._model.decoder.wait()
+        return costs
+
     def _compute(
         self, plan: StepPlan, drafts: Mapping[TokenSequence, Sequence[int]], clock: PhaseClock
     ) -> dict[TokenSequence, list[SampledToken] | str]:
@@ -367,11 +374,8 @@ class LlmEngine:
         decoder = model.decoder
         choices = dict(self._choices())
         prefills = [
-            SequenceInput(
-                choices[chunk.group.sequences[0]].prompt[chunk.start : chunk.stop],
-                chunk.start,
-                chunk.group.blocks,
-                int(chunk.is_last),
+            choices[chunk.group.sequences[0]].prompt_input(
+                chunk.start, chunk.stop, chunk.group.blocks, logits_kept=int(chunk.is_last)
             )
             for chunk in plan.prefills
         ]
@@ -380,7 +384,7 @@ class LlmEngine:
                 model.draft.decoder.zero_blocks(plan.blocks_to_zero)
                 drafts = model.draft.propose(
                     plan.decodes,
-                    [replace(prefill, logits_kept=0) for prefill in prefills],
+                    [replace(prefill, logits_kept=0, pictures=None) for prefill in prefills],
                     lambda sequence, position: choices[sequence].token_at(position),
                     lambda sequences, logits, offset: propose(
                         logits, [choices[sequence].sampler for sequence in sequences], offset
@@ -395,7 +399,9 @@ class LlmEngine:
                 ids = [choice.token_at(position) for position in range(chunk.start, until)]
                 ids += drafts.get(sequence, ())[: chunk.stop - until]
                 logits_kept = chunk.stop - sequence.length + 1 if chunk.needs_logits else 0
-                decodes.append(SequenceInput(ids, chunk.start, sequence.blocks, logits_kept))
+                decodes.append(
+                    SequenceInput(ids, chunk.start, sequence.blocks, logits_kept, choice.shift)
+                )
             staged = decoder.stage(decodes, prefills)
             decoder.wait()
         with clock.phase("forward"):
@@ -418,12 +424,19 @@ class LlmEngine:
                             asked[sequence] = Verification(choices[sequence], row)
                     row += 1
             verify(logits, list(asked.values()))
+            for prefill in plan.prefills:
+                pictured = choices[prefill.group.sequences[0]].pictures
+                if prefill.is_last and pictured is not None:
+                    pictured.forget()
             return {sequence: one.result for sequence, one in asked.items()}
 
     def _report(
-        self, plan: StepPlan, sampled: Mapping[TokenSequence, list[SampledToken] | str]
+        self,
+        plan: StepPlan,
+        sampled: Mapping[TokenSequence, list[SampledToken] | str],
+        seen: Mapping[RequestId, float],
     ) -> StepReport:
-        """Extend the choices."""
+        """Extend the choices. ``seen``: costs of pictures."""
         for decode in plan.decodes:
             if decode.needs_logits:
                 request = self._requests[decode.sequence.group.request_id]
@@ -452,6 +465,8 @@ class LlmEngine:
                 if request.ended:
                     outcomes.append((id, request.complete()))
         weights = step_weights(plan, self._model.checkpoint.context_cost)
+        for id, cost in seen.items():
+            weights[id] += cost
         return StepReport(weights, events, outcomes)
 
     def _extend(
@@ -472,17 +487,3 @@ class LlmEngine:
         if draft is not None:
             draft.reject(sequence)
         return events
-
-
-@contextmanager
-def _translate_memory_errors() -> Iterator[None]:
-    """Release torch's cached memory on a GPU. On a CPU, raise torch's error as ``MemoryError``."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        torch.cuda.empty_cache()
-        raise
-    except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise MemoryError(str(error)) from error
-        raise

@@ -12,13 +12,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from workers.engines.llm.cache import PagedCache, attach
+from workers.engines.llm.vision.tower import VISION_FAMILIES, has_vision
 
 FUSED_FAMILIES: tuple[str, ...] = (
     "LlamaForCausalLM",
@@ -26,6 +27,7 @@ FUSED_FAMILIES: tuple[str, ...] = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
     "Phi3ForCausalLM",
+    *VISION_FAMILIES,
 )
 _PACKED_FROM: Final = 1 << 15
 """Minimum weights of a product to pack; for smaller ones the call costs more than it saves."""
@@ -34,30 +36,46 @@ _COPIED_MAX: Final = 1 << 24
 _PACKING_ROWS: Final = 4
 """Rows for which oneDNN chooses the order of packed weights."""
 
+Features: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""Indices of tokens in a forward, and embeddings ``(tokens, size)`` in place of theirs."""
+
 
 class PagedModel(Protocol):
     def __call__(
-        self, ids: torch.Tensor, positions: torch.Tensor, logits_at: torch.Tensor | None
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        logits_at: torch.Tensor | None,
+        features: Features | None = None,
     ) -> torch.Tensor:
         """Return the logits ``(tokens, vocabulary)`` at the indices ``logits_at``, or at all.
 
-        ``ids`` and ``positions`` are ``(1, tokens)``.
+        ``ids`` and ``positions`` are ``(1, tokens)``. Only models that read pictures are given
+        ``features``, and positions ``(3, tokens)``: of time, height and width.
         """
         ...
 
 
 def make_model(model: Any, cache: PagedCache[Any], positions: int) -> PagedModel:
     """Connect a model with its cache. ``positions``: the first that no sequence reaches."""
-    attach(model, cache)
     if _is_llama_shaped(model):
         with torch.inference_mode(False), torch.no_grad():
             return FusedModel(model, cache, positions)
+    family = type(model).__name__
+    if has_vision(family):
+        raise ValueError(f"a {family} is supported with the activation silu and without windows")
+    attach(model, cache)
     return functools.partial(_run_library, model)
 
 
 def _run_library(
-    model: Any, ids: torch.Tensor, positions: torch.Tensor, logits_at: torch.Tensor | None
+    model: Any,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    logits_at: torch.Tensor | None,
+    features: Features | None = None,
 ) -> torch.Tensor:
+    assert features is None
     kept = 0 if logits_at is None else logits_at
     out = model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=kept)
     logits: torch.Tensor = out.logits[0]
@@ -65,7 +83,7 @@ def _run_library(
 
 
 def _is_llama_shaped(model: Any) -> bool:
-    config = model.config
+    config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     return (
         type(model).__name__ in FUSED_FAMILIES
@@ -91,7 +109,8 @@ class FusedModel:
     """A model of Llama's shape. It has the weights, and each only once."""
 
     def __init__(self, model: Any, cache: PagedCache[Any], positions: int) -> None:
-        config, body = model.config, model.model
+        config = model.config.get_text_config()
+        body = getattr(model.model, "language_model", model.model)
         self._cache = cache
         self._heads = config.num_attention_heads
         self._kv_heads = config.num_key_value_heads
@@ -101,6 +120,7 @@ class FusedModel:
         self._norm = body.norm.weight
         # The decoder's probe fills a whole block.
         self._cos, self._sin = _rotations(body, max(positions, cache.shape.block_tokens))
+        self._axes = _axes(config, self._cos)
         self._layers = [self._take(layer) for layer in body.layers]
         head = model.lm_head
         tied = head.weight is self._embedding
@@ -130,12 +150,17 @@ class FusedModel:
         )
 
     def __call__(
-        self, ids: torch.Tensor, positions: torch.Tensor, logits_at: torch.Tensor | None
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        logits_at: torch.Tensor | None,
+        features: Features | None = None,
     ) -> torch.Tensor:
         eps, attend = self._eps, self._cache.attend
         x = self._embedding.index_select(0, ids[0])
-        cos = self._cos.index_select(0, positions[0])
-        sin = self._sin.index_select(0, positions[0])
+        if features is not None:
+            x = x.index_copy(0, *features)
+        cos, sin = self._turns(self._cos, positions), self._turns(self._sin, positions)
         tokens, size = x.shape
         heads, turned = self._heads, self._heads + self._kv_heads
         for number, layer in enumerate(self._layers):
@@ -154,6 +179,13 @@ class FusedModel:
         if logits_at is not None:
             x = x.index_select(0, logits_at)
         return self._head(F.rms_norm(x, (size,), self._norm, eps))
+
+    def _turns(self, table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the rows of a table of rotations, each dimension by the position on its axis."""
+        if len(positions) == 1:
+            return table.index_select(0, positions[0])
+        rows = table[positions]
+        return rows.gather(0, self._axes.expand(1, *rows.shape[1:]))[0]
 
 
 def _rotations(body: Any, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -174,6 +206,14 @@ def _rotations(body: Any, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
     half = sin.shape[-1] // 2
     signed = torch.cat((-sin[:, :half], sin[:, half:]), dim=-1)
     return cos[:, None].contiguous(), signed[:, None].contiguous()
+
+
+def _axes(config: Any, cos: torch.Tensor) -> torch.Tensor:
+    """Return by which axis of a position each dimension is rotated, as the library does."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    sections = rope.get("mrope_section") or [cos.shape[-1] // 2]
+    axes = [index % 3 for index, size in enumerate(sections) for _ in range(size)]
+    return torch.tensor(axes * 2, device=cos.device)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -76,7 +76,7 @@ def make_decoders(
     _check_room(models)
     started = [_start(model, options) for model in models]
     if least < wanted:
-        activations = _activation_bytes(started[0], options)
+        activations = _activation_bytes(checkpoint, started[0], options)
         spare = min(
             _spare_bytes(checkpoint.device, activations), _spare_room(models, room, activations)
         )
@@ -93,6 +93,7 @@ def make_decoders(
         )
     for each in started:
         _warm_up(each)
+    _try_tower(checkpoint, 1)
     decoders = [each.decoder for each in started]
     return Decoders(
         decoders[0],
@@ -182,14 +183,17 @@ def _check_room(models: Sequence[Weights]) -> None:
         )
 
 
-def _activation_bytes(started: _Started, options: Options) -> int:
-    """Run the largest step. Return the memory that it takes beside weights and cache, on CUDA."""
+def _activation_bytes(checkpoint: Checkpoint, started: _Started, options: Options) -> int:
+    """Run the largest step and the largest picture. Return the memory that they take beside weights
+    and cache, on CUDA."""
     device, shape = started.cache.device, started.cache.shape
     if device.type != "cuda":
         return 0
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     _run_largest(started.decoder, shape, options)
+    if checkpoint.pictures is not None:
+        _try_tower(checkpoint, checkpoint.pictures.tokens_max)
     used = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
     return used
@@ -203,6 +207,13 @@ def _run_largest(decoder: Decoder, shape: CacheShape, options: Options) -> None:
     chunk = SequenceInput(ids, 0, [shape.sink], min(len(ids), logits))
     with torch.inference_mode():
         decoder.run(decoder.stage([], [chunk] * chunks))
+
+
+def _try_tower(checkpoint: Checkpoint, tokens: int) -> None:
+    """Encode an empty picture of this size, if the model reads any."""
+    if checkpoint.tower is not None:
+        with torch.inference_mode():
+            checkpoint.tower.warm_up(tokens)
 
 
 def _spare_bytes(device: torch.device, activations: int) -> int:
@@ -247,7 +258,9 @@ def _draft_spec(spec: ModelSpec, options: Options) -> ModelSpec | None:
     speculation = options.speculation
     if speculation is None or speculation.checkpoint is None:
         return None
-    return msgspec.structs.replace(spec, checkpoint=speculation.checkpoint)
+    # It reads no pictures: what it guesses about them, the model corrects.
+    limits = {name: value for name, value in spec.limits.items() if name != "source_tokens"}
+    return msgspec.structs.replace(spec, checkpoint=speculation.checkpoint, limits=limits)
 
 
 def _check_same(draft: Vocabulary, main: Vocabulary) -> None:

@@ -43,6 +43,12 @@ class Options(TorchOptions, frozen=True, forbid_unknown_fields=True):
     """Whether answers are identical, to the last bit, whatever else is running. Slightly slower on
     devices whose matrix products depend on the number of rows."""
     speculation: Speculation | None = None
+    picture_pixels_max: int | None = None
+    """Size in pixels to which larger pictures are scaled down. Default: the checkpoint's own, or
+    what ``limits.source_tokens`` allows."""
+    picture_pixels_min: int | None = None
+    """Size in pixels to which smaller pictures are scaled up. Default: the checkpoint's own, at
+    most a quarter of the maximum."""
 
     @property
     def caches_answers(self) -> bool:
@@ -57,7 +63,8 @@ class Options(TorchOptions, frozen=True, forbid_unknown_fields=True):
 
 def read_options(spec: ModelSpec) -> Options:
     """Raise ``ValueError`` if an option is unknown or not supported here."""
-    options = read(spec, Options, counts=("cache_tokens",))
+    counts = ("cache_tokens", "picture_pixels_max", "picture_pixels_min")
+    options = read(spec, Options, counts=counts)
     if (speculation := options.speculation) is not None:
         if not 1 <= speculation.tokens <= DRAFT_TOKENS_MAX:
             raise ValueError(
@@ -67,7 +74,18 @@ def read_options(spec: ModelSpec) -> Options:
             raise ValueError(
                 "speculation.checkpoint is required for the method draft, and only allowed with it"
             )
+    pixels = (options.picture_pixels_min, options.picture_pixels_max)
+    if pixels != (None, None) and not reads_pictures(spec):
+        raise ValueError(
+            "picture_pixels_min and picture_pixels_max are only for models that read pictures: "
+            "state input: [text, image] and limits.source_tokens"
+        )
     return options
+
+
+def reads_pictures(spec: ModelSpec) -> bool:
+    """Whether conversations of a catalog entry can have pictures."""
+    return spec.limits.get("source_tokens") is not None
 
 
 def read_context(spec: ModelSpec) -> int | None:

@@ -25,6 +25,7 @@ from workers.contract.jobs import (
     Tokens,
     Usage,
 )
+from workers.engines.llm.cache import SequenceInput
 from workers.engines.llm.grammar import Constraint, GrammarError
 from workers.engines.llm.sampling import Draw, SampledToken, Sampler, draw
 from workers.engines.llm.scheduling.blocks import Digests
@@ -32,8 +33,51 @@ from workers.engines.llm.scheduling.scheduler import SequenceGroup, TokenSequenc
 from workers.engines.llm.speculation import PromptLookup
 from workers.engines.llm.text import TextStream, ThoughtReader
 from workers.engines.llm.tools import ToolReader, make_reader
+from workers.engines.llm.vision.pictures import PicturePrompt
 from workers.engines.llm.vocabulary import Vocabulary
 from workers.protocol.engine import CancelReason
+
+
+def refuse(
+    chat: ChatInput, vocabulary: Vocabulary, *, name: str, slots: int, reads_pictures: bool
+) -> Failed | None:
+    """Refuse what a model does not support or what could harm other requests.
+
+    The gateway has checked everything else. ``name`` is that of the model.
+    """
+    size = vocabulary.size
+    if not reads_pictures and any(message.parts for message in chat.messages):
+        return Failed("invalid_input", f"{name} reads no images.", param="messages")
+    if chat.tools and chat.tool_choice != "none" and vocabulary.tool_format is None:
+        return Failed(
+            "unsupported_parameter",
+            "This model does not support function calling: its chat template has no tools. "
+            "Omit tools.",
+            param="tools",
+        )
+    if chat.tool_name is not None and chat.tool_name not in {tool.name for tool in chat.tools}:
+        return Failed(
+            "invalid_input",
+            f"tool_choice names {chat.tool_name!r}, which is not among the tools.",
+            param="tool_choice",
+        )
+    if not 1 <= chat.n <= slots:
+        return Failed(
+            "invalid_input", f"n is {chat.n}; this model accepts 1 to {slots}.", param="n"
+        )
+    if chat.max_tokens < 1:
+        return Failed(
+            "invalid_input",
+            f"max_tokens is {chat.max_tokens}; it must be at least 1.",
+            param="max_tokens",
+        )
+    if unknown := [token for token in chat.logit_bias if not 0 <= token < size]:
+        return Failed(
+            "invalid_input",
+            f"logit_bias contains token {unknown[0]}; tokens are 0 to {size - 1}.",
+            param="logit_bias",
+        )
+    return None
 
 
 class ChoiceState:
@@ -48,9 +92,12 @@ class ChoiceState:
         prompt: Sequence[int],
         limit: int,
         constraint: Constraint | None = None,
+        pictures: PicturePrompt | None = None,
     ) -> None:
         self.index = index
         self.prompt = prompt
+        self.pictures = pictures
+        """Those of the prompt, if it has any."""
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.limit = limit
@@ -89,6 +136,18 @@ class ChoiceState:
     @property
     def ended(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def shift(self) -> int:
+        """Position of the answer's tokens, less their index."""
+        return 0 if self.pictures is None else self.pictures.shift
+
+    def prompt_input(
+        self, start: int, stop: int, blocks: Sequence[int], *, logits_kept: int
+    ) -> SequenceInput:
+        """Return tokens ``[start, stop)`` of the prompt; their pictures have been encoded."""
+        part = None if self.pictures is None else self.pictures.part(start, stop)
+        return SequenceInput(self.prompt[start:stop], start, blocks, logits_kept, pictures=part)
 
     def token_at(self, position: int) -> int:
         start = len(self.prompt)

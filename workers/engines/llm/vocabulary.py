@@ -85,6 +85,19 @@ class Vocabulary:
                 found += self._render([self._turn(one) for one in messages], describe([_TOOL]))
         return found
 
+    def count_around(self, mark: int) -> int:
+        """Return how many tokens the template writes for a picture beside the token ``mark``.
+
+        Raise ``ValueError`` if it does not write that one.
+        """
+        one, two = (self.encode([ChatMessage("user", "", parts=parts)]) for parts in ((0,), (0, 1)))
+        if (one.count(mark), two.count(mark)) != (1, 2):
+            raise ValueError(
+                f"its chat template does not write the token {self.token_text(mark)!r} for a "
+                "picture in a message"
+            )
+        return len(two) - len(one) - 1
+
     def _render(self, turns: Any, tools: Any) -> str:
         """Raise ``ValueError`` with the template's message."""
         try:
@@ -165,6 +178,11 @@ class Vocabulary:
 def _turn(message: ChatMessage) -> dict[str, Any]:
     """Convert a message to the form that chat templates expect, with parsed JSON arguments."""
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.parts:
+        turn["content"] = [
+            {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
+            for part in message.parts
+        ]
     if message.name is not None:
         turn["name"] = message.name
     if message.tool_call_id is not None:

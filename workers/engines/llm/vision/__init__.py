@@ -1,0 +1,1 @@
+"""Pictures in conversations: how they are read, where their tokens are, and the vision tower."""
