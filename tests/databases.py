@@ -6,8 +6,10 @@ database of its own, migrated by our own scripts; migrating once and copying kee
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
+import functools
 import os
 import shutil
 import subprocess
@@ -60,33 +62,24 @@ class Databases:
     def __init__(self, kind: Kind, directory: Path, postgres: str) -> None:
         self.kind = kind
         self._directory = directory
-        self._postgres = make_url(postgres).set(drivername="postgresql+psycopg")
-        self._template: str | None = None
+        self._postgres = postgres
 
     def make(self) -> str:
         """Give the address of a new, migrated, empty database."""
         name = f"t{uuid.uuid4().hex}"
         if self.kind == "sqlite":
-            if self._template is None:
-                self._template = str(self._directory / "template.db")
-                migrate(f"sqlite:///{self._template}")
-            path = self._directory / f"{name}.db"
-            shutil.copy(self._template, path)
-            return f"sqlite:///{path}"
-        if self._template is None:
-            self._template = f"template_{uuid.uuid4().hex}"
-            self._execute(f'CREATE DATABASE "{self._template}"')
-            migrate(self._url(self._template))
-        self._execute(f'CREATE DATABASE "{name}" TEMPLATE "{self._template}"')
-        return self._url(name)
+            return migrated_file(self._directory / f"{name}.db")
+        template = _postgres_template(self._postgres)
+        _execute(self._postgres, f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        return _url(self._postgres, name)
 
     def empty(self) -> str:
         """Give the address of a new database without tables."""
         if self.kind == "sqlite":
             return f"sqlite:///{self._directory / f'e{uuid.uuid4().hex}.db'}"
         name = f"e{uuid.uuid4().hex}"
-        self._execute(f'CREATE DATABASE "{name}"')
-        return self._url(name)
+        _execute(self._postgres, f'CREATE DATABASE "{name}"')
+        return _url(self._postgres, name)
 
     def copy(self, url: str) -> str:
         """Copy a database that nothing is connected to; give the address of the copy."""
@@ -95,18 +88,47 @@ class Databases:
             path = self._directory / f"{name}.db"
             shutil.copy(url.removeprefix("sqlite:///"), path)
             return f"sqlite:///{path}"
-        self._execute(f'CREATE DATABASE "{name}" TEMPLATE "{make_url(url).database}"')
-        return self._url(name)
+        template = make_url(url).database
+        _execute(self._postgres, f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        return _url(self._postgres, name)
 
-    def _url(self, name: str) -> str:
-        url = self._postgres.set(drivername="postgresql", database=name)
-        return url.render_as_string(hide_password=False)
 
-    def _execute(self, statement: str) -> None:
-        engine = sqlalchemy.create_engine(self._postgres, isolation_level="AUTOCOMMIT")
-        with engine.connect() as connection:
-            connection.exec_driver_sql(statement)
-        engine.dispose()
+def migrated_file(path: Path) -> str:
+    """Make a migrated, empty SQLite database there; give its address."""
+    shutil.copy(_sqlite_template(), path)
+    return f"sqlite:///{path}"
+
+
+@functools.cache
+def _sqlite_template() -> Path:
+    """The migrated file that every other one of this process is a copy of."""
+    directory = Path(tempfile.mkdtemp(prefix="tg-template-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    path = directory / "tollgate.db"
+    migrate(f"sqlite:///{path}")
+    return path
+
+
+@functools.cache
+def _postgres_template(server: str) -> str:
+    """The name of the migrated database that every other one of this process is a copy of."""
+    name = f"template_{uuid.uuid4().hex}"
+    _execute(server, f'CREATE DATABASE "{name}"')
+    migrate(_url(server, name))
+    return name
+
+
+def _url(server: str, database: str) -> str:
+    url = make_url(server).set(drivername="postgresql", database=database)
+    return url.render_as_string(hide_password=False)
+
+
+def _execute(server: str, statement: str) -> None:
+    url = make_url(server).set(drivername="postgresql+psycopg")
+    engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.exec_driver_sql(statement)
+    engine.dispose()
 
 
 class Server:

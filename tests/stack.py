@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from gateway.ledger.reconcile import Finding, reconcile
 from gateway.ledger.transfers import add_credit
 from gateway.pricing import parse_usd
 from gateway.sql.database import Database
-from gateway.up.queue_server import die_with_parent
+from tests.forked import Forked, started
 
 PEPPER = "a pepper for tests, long enough"
 PATIENCE_S = 40.0
@@ -82,7 +81,8 @@ class Stack:
     namespace: str
     catalog: Path
     port: int = 0
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    forked: bool = True
+    processes: dict[str, Forked | subprocess.Popen[bytes]] = field(default_factory=dict)
     clients: list[Any] = field(default_factory=list)
 
     @property
@@ -130,13 +130,15 @@ class Stack:
             more["TOLLGATE_FAILPOINT"] = failpoint
         self._start(name, "gateway", "serve", environment=more)
 
-        def ready() -> bool:
-            with contextlib.suppress(httpx.HTTPError):
-                path = "/health/ready" if wait else "/health/live"
-                return httpx.get(f"{self.url}{path}", timeout=2).is_success
-            return False
+        with httpx.Client(timeout=2) as client:
 
-        wait_for(ready, "the gateway")
+            def ready() -> bool:
+                with contextlib.suppress(httpx.HTTPError):
+                    path = "/health/ready" if wait else "/health/live"
+                    return client.get(f"{self.url}{path}").is_success
+                return False
+
+            wait_for(ready, "the gateway")
 
     def start_worker(self, name: str = "worker") -> None:
         self._start(name, "workers", "--threads", "1")
@@ -144,16 +146,12 @@ class Stack:
     def _start(
         self, name: str, module: str, *arguments: str, environment: Mapping[str, str] | None = None
     ) -> None:
-        with open(self.directory / f"{name}.log", "ab") as log:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
-                env={**self.environment(), **(environment or {})},
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+        self.processes[name] = (Forked if self.forked else started)(
+            module,
+            *arguments,
+            environment={**self.environment(), **(environment or {})},
+            log=self.directory / f"{name}.log",
+        )
 
     def kill(self, name: str) -> None:
         process = self.processes.pop(name)
@@ -279,6 +277,16 @@ def free_port() -> int:
         return port
 
 
+def not_started(
+    directory: Path, database_url: str, redis_url: str, *, namespace: str, more_models: str = ""
+) -> Stack:
+    """Everything but processes; the caller stops what it starts."""
+    directory.mkdir(parents=True, exist_ok=True)
+    catalog = directory / "catalog.yaml"
+    catalog.write_text(CATALOG.format(veo="0.40") + more_models)
+    return Stack(directory, database_url, redis_url, namespace, catalog)
+
+
 @contextlib.contextmanager
 def running(
     directory: Path,
@@ -288,12 +296,13 @@ def running(
     namespace: str,
     more_models: str = "",
     patience_s: float = PATIENCE_S,
+    forked: bool = True,
 ) -> Iterator[Stack]:
     """A gateway and a worker with the echo engine, and what else the catalog is to have."""
-    directory.mkdir(parents=True, exist_ok=True)
-    catalog = directory / "catalog.yaml"
-    catalog.write_text(CATALOG.format(veo="0.40") + more_models)
-    stack = Stack(directory, database_url, redis_url, namespace, catalog)
+    stack = not_started(
+        directory, database_url, redis_url, namespace=namespace, more_models=more_models
+    )
+    stack.forked = forked
     try:
         stack.start_worker()
         stack.start_gateway()

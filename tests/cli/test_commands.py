@@ -19,9 +19,10 @@ from gateway.commands.terminal import subcommands
 from gateway.ledger.holds import hold
 from gateway.ledger.prices import put_in_force, set_price
 from gateway.pricing import Component, Price
-from gateway.sql.database import Database, migrate
+from gateway.sql.database import Database
 from gateway.tables.webhooks import webhook_deliveries
 from tests.cli.here import run_here
+from tests.databases import migrated_file
 from tests.ledger.books import done, open_books
 
 
@@ -45,9 +46,7 @@ class Command:
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A migrated database, of which each test gets a copy."""
     made = tmp_path_factory.mktemp("template") / "tollgate.db"
-    url = f"sqlite:///{made}"
-    migrate(url)
-    database = Database(url)
+    database = Database(migrated_file(made))
     with database.transaction() as connection:
         # Limits and budgets are only set for a model that has been on sale.
         put_in_force(connection, "echo", Price((Component("request", 1),)), datetime.now(UTC))

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from tests.cli.test_up import Up, keys
+from tests.databases import migrated_file
 from tests.stack import alive, free_port, wait_for
 
 REQUESTS = 40
@@ -143,8 +144,7 @@ def serve(home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def migrated(home: Path) -> Path:
     home.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "DATABASE_URL": f"sqlite:///{home}/tollgate.db"}
-    subprocess.run([sys.executable, "-m", "gateway", "migrate"], env=environment, check=True)
+    migrated_file(home / "tollgate.db")
     return home
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -72,14 +73,28 @@ class Up:
         return found
 
 
-@pytest.fixture
-def up(home: Path) -> Iterator[Up]:
+@contextlib.contextmanager
+def ready(home: Path) -> Iterator[Up]:
     started = Up(home)
     started.wait()
     yield started
     if started.process.poll() is None:
         started.process.send_signal(signal.SIGINT)
     started.process.wait(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """For tests that change nothing."""
+    with ready(tmp_path_factory.mktemp("up") / "home") as started:
+        yield started
+
+
+@pytest.fixture
+def ending(home: Path) -> Iterator[Up]:
+    """For a test that ends it."""
+    with ready(home) as started:
+        yield started
 
 
 def keys(home: Path) -> dict[str, str]:
@@ -130,16 +145,16 @@ def test_gateway_that_cannot_start_is_reported_with_its_reason(home: Path) -> No
     assert "\nready" not in said
 
 
-def test_first_keys_are_written_to_a_file_only_the_owner_can_read(up: Up, home: Path) -> None:
-    path = home / "first-keys.env"
+def test_first_keys_are_written_to_a_file_only_the_owner_can_read(up: Up) -> None:
+    path = up.home / "first-keys.env"
 
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert set(keys(home)) == {"TOLLGATE_API_KEY", "TOLLGATE_ADMIN_KEY"}
-    balance = httpx.get(
-        f"http://127.0.0.1:{up.port}/v1/balance",
-        headers={"Authorization": f"Bearer {keys(home)['TOLLGATE_API_KEY']}"},
-    ).json()
-    assert balance["posted"] == "5"
+    assert set(keys(up.home)) == {"TOLLGATE_API_KEY", "TOLLGATE_ADMIN_KEY"}
+    grants = httpx.get(
+        f"http://127.0.0.1:{up.port}/v1/ledger?kind=grant",
+        headers={"Authorization": f"Bearer {keys(up.home)['TOLLGATE_API_KEY']}"},
+    ).json()["data"]
+    assert [each["amount"] for each in grants] == ["5"]
 
 
 def test_second_up_on_the_same_home_is_refused_in_one_line(up: Up) -> None:
@@ -156,23 +171,23 @@ def test_second_up_on_the_same_home_is_refused_in_one_line(up: Up) -> None:
     assert f"already running on {up.home}" in second.stderr
 
 
-def test_interrupt_ends_every_child(up: Up) -> None:
-    children = up.descendants()
+def test_interrupt_ends_every_child(ending: Up) -> None:
+    children = ending.descendants()
     assert len(children) >= 4
 
-    up.process.send_signal(signal.SIGINT)
+    ending.process.send_signal(signal.SIGINT)
 
-    assert up.process.wait(timeout=60) == 0
+    assert ending.process.wait(timeout=60) == 0
     wait_for(lambda: not any(alive(pid) for pid in children), "every child to end")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can end a child with its parent")
-def test_killing_up_ends_every_child(up: Up) -> None:
-    children = up.descendants()
+def test_killing_up_ends_every_child(ending: Up) -> None:
+    children = ending.descendants()
 
-    up.process.kill()
+    ending.process.kill()
 
-    up.process.wait()
+    ending.process.wait()
     wait_for(lambda: not any(alive(pid) for pid in children), "every child to end")
 
 

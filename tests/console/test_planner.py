@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from html import unescape
 from typing import Any
 from urllib.parse import urlencode
@@ -15,6 +12,7 @@ from urllib.parse import urlencode
 import pytest
 
 from gateway.console.views.formats import DASH
+from tests.cli.here import run_here
 from tests.console.visiting import Installation
 
 ASKED = {
@@ -43,12 +41,11 @@ def printed(page: str, installation: Installation) -> Any:
     assert found is not None
     words = shlex.split(unescape(found[1]))[1:]
     environment = {
-        **os.environ,
         "TOLLGATE_CATALOG": str(installation.settings.catalog),
         "DATABASE_URL": installation.settings.sql_url,
     }
-    command = [sys.executable, "-m", "gateway", *words, "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = run_here((*words, "--json"), environment)
+    assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 

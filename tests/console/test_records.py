@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import insert, select, update
 
 from gateway.accounts.accounts import create_account
-from gateway.billing.usage.rollups import build_due
+from gateway.billing.usage.rollups import HOUR, build_due
 from gateway.console.jobs.store import digest_of
 from gateway.sql.database import Database
-from gateway.tables.core import receipts
+from gateway.tables.core import receipts, usage_hours
 from gateway.tables.users import sessions
 from tests.archive.months import make_month
 from tests.console.seeding import HOSTILE, Seeded, seeded_database
@@ -43,13 +43,23 @@ def closed(
     """An installation with a closed month, and that month's page."""
     directory = tmp_path_factory.mktemp("archives")
     month = make_month(Databases("sqlite", directory, postgres).make())
-    database, more = Database(month.url), True
-    while more:  # otherwise the gateway sums up months of hours while pages are visited
-        with database.transaction() as connection:
-            more = bool(build_due(connection, datetime.now(UTC)))
-    database.dispose()
+    seal_hours_without_receipts(month.url)
     with installed(directory / "home", month.url, valkey, close_months=False) as made:
         yield made, f"{ARCHIVES}/2026-03"
+
+
+def seal_hours_without_receipts(url: str) -> None:
+    """Seal all hours like their first; the gateway would do it while pages are visited."""
+    database = Database(url)
+    with database.transaction() as connection:
+        assert build_due(connection, datetime.now(UTC), limit=1) == 1
+        newest = select(usage_hours).order_by(usage_hours.c.hour.desc()).limit(1)
+        sealed = dict(connection.execute(newest).mappings().one())
+        assert sealed["rows"] == 0
+        hours = (datetime.now(UTC) - sealed["hour"]) // HOUR
+        others = [{**sealed, "hour": sealed["hour"] + n * HOUR} for n in range(1, hours)]
+        connection.execute(insert(usage_hours), others)
+    database.dispose()
 
 
 def metadata_of(installation: Installation, request_id: str) -> object:

@@ -19,7 +19,7 @@ from gateway.dispatch.gauges import LoadGauges
 from gateway.dispatch.health import QueueHealth
 from gateway.errors import Unavailable
 from gateway.settings import Settings
-from gateway.sql.database import migrate
+from tests.databases import migrated_file
 from tests.servers import queue_server
 from workers.contract.announcements import Announcement, ModelState, Workers
 from workers.contract.queue import Completion, Queue, QueueEntry
@@ -77,8 +77,7 @@ async def test_requests_wait_for_a_model_that_loads(redis: Redis) -> None:
 
 
 async def test_a_gateway_knows_the_queue_before_it_serves(own_queue: str, tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/tollgate.db"
-    migrate(url)
+    url = migrated_file(tmp_path / "tollgate.db")
     app = create_app(Settings(home=tmp_path, database_url=url, redis_url=own_queue))
 
     async with app.lifespan():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 import yaml
 
 from gateway.up.queue_server import die_with_parent
+from tests.docs.command_server import install
 from tests.docs.pages import ROOT, commands
 from tests.stack import free_port, wait_for
 
@@ -78,6 +81,15 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
         # The example of a webhook's receiver listens on this machine.
         "TOLLGATE_WEBHOOK_PRIVATE_ADDRESSES": "true",
     }
+    # The path of a Unix socket is limited to about a hundred bytes.
+    address = Path(tempfile.mkdtemp(prefix="tg-")) / "s"
+    install(directory / "bin", address)
+    quick = {**environment, "PATH": f"{directory / 'bin'}:{environment['PATH']}"}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.docs.command_server", str(address)],
+        env=environment,
+        preexec_fn=die_with_parent,
+    )
     log = directory / "up.log"
     with open(log, "wb") as output:
         up = subprocess.Popen(
@@ -93,8 +105,12 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
             lambda: "\nready " in log.read_text() or up.poll() is not None, "ready", patience_s=100
         )
         assert up.poll() is None, log.read_text()
-        yield Sandbox(directory, port, environment)
+        wait_for(address.exists, "the commands to be imported")
+        yield Sandbox(directory, port, quick)
     finally:
+        server.kill()
+        server.wait()
+        shutil.rmtree(address.parent)
         up.send_signal(signal.SIGINT)
         up.wait(timeout=60)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from typing import Final
 
@@ -32,6 +34,7 @@ NOT_RUN: Final = {
     "tollgate worker unload gpu-1 ": "the same",
     "tollgate worker load gpu-1 ": "the same",
     "tollgate queue cancel req_… ": "needs an open request; tests/cli/test_audit.py has one",
+    "BENCH_OLD=20000 ": "takes minutes on a PostgreSQL; test_benchmark_of_the_page_runs",
     "tollgate try pocket-chat ": "loads a model several times; tests/cli/test_try.py runs it",
 }
 """Commands, or their beginnings, that are not run here, each with the reason."""
@@ -62,6 +65,21 @@ def test_commands_run(sandbox: Sandbox) -> None:
         found = [command for command in commands(page) if _is_run(command)]
         if found:
             sandbox.run(["bash"], PRELUDE + "\n".join(found) + "\n", name(page))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("receipts", "holds"), [(500, 50), pytest.param(20000, 2000, marks=pytest.mark.long)]
+)
+def test_benchmark_of_the_page_runs(receipts: int, holds: int, postgres: str) -> None:
+    sizes = {"BENCH_OLD": str(receipts), "BENCH_HOLDS": str(holds), "BENCH_POSTGRES": postgres}
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "old"],
+        cwd=ROOT, env={**os.environ, **sizes}, capture_output=True, text=True,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| its return, s |" in done.stdout
 
 
 @pytest.mark.timeout(300)

@@ -128,10 +128,8 @@ def test_gateway_crash_during_submissions_charges_each_once(stack: Stack) -> Non
     def place(number: int) -> None:
         with contextlib.suppress(httpx.HTTPError):
             body = {"model": "echo", "input": {"messages": [{"role": "user", "content": "a b"}]}}
-            answer = httpx.post(
-                f"{stack.url}/v1/requests",
-                json=body,
-                headers={**caller.http.headers, "Idempotency-Key": f"order {number}"},
+            answer = caller.http.post(
+                "/v1/requests", json=body, headers={"Idempotency-Key": f"order {number}"}
             )
             if answer.status_code == 202:
                 accepted.append(answer.json()["id"])

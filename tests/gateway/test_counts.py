@@ -44,9 +44,9 @@ def counts(tmp_path_factory: pytest.TempPathFactory, postgres: str) -> Iterator[
     with pytest.MonkeyPatch.context() as environment, queue_server("valkey") as queue_url:
         for name, value in tracing_environment(directory).items():
             environment.setenv(name, value)
-        with running(
-            directory / "home", url, queue_url, namespace=f"t{uuid.uuid4().hex[:8]}"
-        ) as stack:
+        name = f"t{uuid.uuid4().hex[:8]}"
+        # An interpreter begins to trace when it starts.
+        with running(directory / "home", url, queue_url, namespace=name, forked=False) as stack:
             http = stack.caller().http
 
             def ask() -> None:

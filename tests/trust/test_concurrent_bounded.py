@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from openai import OpenAI, RateLimitError
@@ -14,21 +13,31 @@ from gateway.sql.database import Database
 from tests.databases import Databases
 from tests.failures.test_batches import LINES, content, submit
 from tests.failures.test_batches import ended as batch_ended
-from tests.stack import Caller, Stack, chat, ended, order, running, wait_for
+from tests.stack import Caller, Stack, chat, ended, not_started, order, wait_for
 
 BODY = {"model": "echo", "input": {"messages": [{"role": "user", "content": "hello"}]}}
 BOUNDS = {"TOLLGATE_ACCOUNT_CONCURRENT": "4", "TOLLGATE_KEY_CONCURRENT": "2"}
 
 
-@pytest.fixture
-def still_stack(tmp_path: Path, postgres: str, valkey: str) -> Iterator[Stack]:
-    """No worker runs, and each key may have two open requests."""
-    url = Databases("sqlite", tmp_path, postgres).make()
-    with running(tmp_path / "home", url, valkey, namespace=f"t{uuid.uuid4().hex[:8]}") as stack:
-        for name in ("worker", "gateway"):
-            stack.kill(name)
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str) -> Iterator[Stack]:
+    directory = tmp_path_factory.mktemp("bounded")
+    url = Databases("sqlite", directory, postgres).make()
+    stack = not_started(directory / "home", url, valkey, namespace=f"t{uuid.uuid4().hex[:8]}")
+    try:
         stack.start_gateway(environment=BOUNDS)
         yield stack
+    finally:
+        stack.stop()
+
+
+@pytest.fixture
+def still_stack(shared: Stack) -> Iterator[Stack]:
+    """No worker runs, and each key may have two open requests."""
+    yield shared
+    shared.close_clients()
+    if "worker" in shared.processes:
+        shared.kill("worker")
 
 
 def test_flooding_key_is_refused_at_its_default_and_other_accounts_are_not(

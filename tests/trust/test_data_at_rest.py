@@ -13,10 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.sql.database import Database, migrate
+from gateway.sql.database import Database
 from gateway.up.children import rotate
 from gateway.up.queue_server import arguments
 from tests.cli.test_up import Up, keys
+from tests.databases import migrated_file
 from tests.stack import chat, wait_for
 
 PROMPT = "a-prompt-that-nothing-else-contains"
@@ -141,9 +142,7 @@ def test_embedded_queue_server_writes_nothing_to_disk(tmp_path: Path) -> None:
 
 
 def test_deleted_rows_are_overwritten_in_sqlites_files(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'tollgate.db'}"
-    migrate(url)
-    database = Database(url)
+    database = Database(migrated_file(tmp_path / "tollgate.db"))
     try:
         with database.transaction() as connection:
             connection.exec_driver_sql("CREATE TABLE jobs (job TEXT)")
@@ -159,9 +158,7 @@ def test_deleted_rows_are_overwritten_in_sqlites_files(tmp_path: Path) -> None:
 
 
 def test_log_that_a_reader_holds_is_left_for_later(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'tollgate.db'}"
-    migrate(url)
-    database = Database(url)
+    database = Database(migrated_file(tmp_path / "tollgate.db"))
     try:
         with database.snapshot() as reader:
             reader.exec_driver_sql("SELECT count(*) FROM accounts").scalar()

@@ -15,7 +15,7 @@ import pytest
 from gateway.supervision import EXIT_CODE
 from tests.cli.test_up import Up
 from tests.databases import Databases
-from tests.stack import CATALOG, Stack, chat, ended, order, wait_for
+from tests.stack import Stack, chat, ended, not_started, order, wait_for
 
 OTHERS = ("watch", "workflows", "sweeper", "webhooks", "prices", "chores", "retention")
 LOOPS = ("mailbox", "settler", "batches", *OTHERS)
@@ -23,13 +23,8 @@ QUICK = {"TOLLGATE_LOOP_FAILURES_MAX": "2", "TOLLGATE_SHUTDOWN_GRACE_S": "1"}
 
 
 def make(directory: Path, postgres: str, valkey: str) -> Stack:
-    """Make a stack of which nothing runs yet."""
-    home = directory / "home"
-    home.mkdir()
-    catalog = home / "catalog.yaml"
-    catalog.write_text(CATALOG.format(veo="0.40"))
     url = Databases("sqlite", directory, postgres).make()
-    return Stack(home, url, valkey, f"t{uuid.uuid4().hex[:8]}", catalog)
+    return not_started(directory / "home", url, valkey, namespace=f"t{uuid.uuid4().hex[:8]}")
 
 
 @pytest.fixture

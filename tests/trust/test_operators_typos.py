@@ -41,6 +41,7 @@ from gateway.pricing import NANOS_PER_USD, Component, Price, format_usd
 from gateway.scheduled import close_tasks
 from gateway.sql.database import Database, migrate, open_engine
 from gateway.tables.core import accounts, periods, price_periods, prices, transfers
+from tests.databases import migrated_file
 from tests.ledger.books import PEPPER, Books, done, open_books
 
 TESTER = Author("test", "system")
@@ -141,8 +142,7 @@ def test_migration_deletes_periods_that_are_not_months(tmp_path: Path) -> None:
 
 
 async def test_period_that_is_not_a_month_is_reported_and_stops_no_close(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'tollgate.db'}"
-    migrate(url)
+    url = migrated_file(tmp_path / "tollgate.db")
     database = Database(url)
     with database.transaction() as connection:
         connection.exec_driver_sql("PRAGMA ignore_check_constraints = ON")
@@ -504,13 +504,11 @@ async def test_mistyped_commands_change_nothing_and_report_an_error(
 ) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    url = f"sqlite:///{home / 'tollgate.db'}"
     for name in ("DATABASE_URL", "REDIS_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TOLLGATE_HOME", str(home))
     monkeypatch.setenv("TOLLGATE_CATALOG", str(catalog))
-    migrate(url)
-    database = Database(url)
+    database = Database(migrated_file(home / "tollgate.db"))
     with database.transaction() as connection:
         create_account(connection, "acme")
     await LiveCatalog.open(catalog, database)

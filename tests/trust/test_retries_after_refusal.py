@@ -18,7 +18,7 @@ from gateway.sql.database import Database
 from gateway.tables.core import holds, idempotency, receipts
 from tests.databases import Databases
 from tests.ledger.books import open_books
-from tests.stack import Caller, Stack, ended, order, running
+from tests.stack import Caller, Stack, ended, not_started, order
 
 BODY = {"model": "echo", "input": {"messages": [{"role": "user", "content": "hello"}]}}
 
@@ -27,11 +27,12 @@ BODY = {"model": "echo", "input": {"messages": [{"role": "user", "content": "hel
 def full_stack(tmp_path: Path, postgres: str, valkey: str) -> Iterator[Stack]:
     """No worker runs, and each account may queue one request."""
     url = Databases("sqlite", tmp_path, postgres).make()
-    with running(tmp_path / "home", url, valkey, namespace=f"t{uuid.uuid4().hex[:8]}") as stack:
-        for name in ("worker", "gateway"):
-            stack.kill(name)
+    stack = not_started(tmp_path / "home", url, valkey, namespace=f"t{uuid.uuid4().hex[:8]}")
+    try:
         stack.start_gateway(environment={"TOLLGATE_ACCOUNT_QUEUE_MAX": "1"})
         yield stack
+    finally:
+        stack.stop()
 
 
 def place(caller: Caller, name: str, *, path: str = "/v1/requests") -> tuple[int, dict[str, str]]:

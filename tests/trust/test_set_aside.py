@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -23,6 +21,7 @@ from gateway.tables.batches import batches
 from gateway.tables.core import accounts, holds, keys, price_periods, prices
 from gateway.tables.set_aside import set_aside
 from gateway.tables.workflows import steps
+from tests.cli.here import run_here
 from tests.databases import Databases
 from tests.stack import Caller, Stack, chat, ended, order, running, wait_for
 from workers.contract.jobs import Job, RequestId, Usage, encode
@@ -177,13 +176,8 @@ def test_the_command_line_releases_what_is_set_aside(stack: Stack) -> None:
     wait_for(lambda: noted(stack, "request", poisoned), "the hold to be set aside")
 
     def run(*arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "gateway", "aside", *arguments],
-            env=stack.environment(),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        done = run_here(("aside", *arguments), stack.environment())
+        assert done.exit_code == 0, done.output
         return done.stdout
 
     assert poisoned in run("list")

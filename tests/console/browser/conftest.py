@@ -130,7 +130,7 @@ def enter(chromium: Browser, site: Site) -> Iterator[Enter]:
             contexts.append(context)
             page = context.new_page()
         context.add_init_script(RECORD_VIOLATIONS)
-        page.set_default_timeout(8_000)
+        page.set_default_timeout(30_000)  # a busy machine takes long to answer
         return page
 
     yield open_page

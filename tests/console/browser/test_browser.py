@@ -41,11 +41,18 @@ BROKEN = """\
 """
 
 
-@pytest.mark.parametrize("role", ["operator", "owner"])
 @pytest.mark.parametrize(
-    ("scheme", "width"),
-    [("light", 1280), ("dark", 390), ("dark", 1280), ("light", 390)],
-    ids=["light-wide", "dark-small", "dark-wide", "light-small"],
+    ("scheme", "width", "role"),
+    [
+        ("light", 1280, "operator"),
+        ("dark", 390, "operator"),
+        ("dark", 1280, "owner"),
+        ("light", 390, "owner"),
+        pytest.param("light", 1280, "owner", marks=pytest.mark.long),
+        pytest.param("dark", 390, "owner", marks=pytest.mark.long),
+        pytest.param("dark", 1280, "operator", marks=pytest.mark.long),
+        pytest.param("light", 390, "operator", marks=pytest.mark.long),
+    ],
 )
 def test_pages_break_no_rule(
     role: AnyRole, scheme: str, width: int, site: Site, enter: Enter
