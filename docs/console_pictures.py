@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,12 +27,14 @@ from gateway.tables.core import receipts
 
 PICTURES: Final = Path(__file__).parent / "img"
 BYTES_MAX: Final = 40_000
+PLAY: Final = "/console/playground"
 AUTHOR: Final = Author("console pictures", "cli")
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A page as a visitor sees it: an operator or, with an account, its owner."""
+    """A page as a visitor sees it: an operator or, with an account, its owner. ``fill`` has what is
+    entered in the playground's form, by labels, before it is ordered."""
 
     name: str
     path: str
@@ -39,6 +42,7 @@ class Picture:
     width: int = 1280
     height: int = 800
     dark: bool = False
+    fill: Mapping[str, str] | None = None
 
 
 def pictures(request_id: str) -> list[Picture]:
@@ -49,10 +53,37 @@ def pictures(request_id: str) -> list[Picture]:
         Picture("console-request", one, account="northwind", height=860),
         Picture(
             "console-playground",
-            "/console/playground?task=text-to-image",
+            f"{PLAY}?task=text-to-image&n=2",
             account="northwind",
-            height=640,
+            height=780,
+            fill={"Prompt": "a red circle above a blue square"},
         ),
+        Picture(
+            "console-play-chat",
+            f"{PLAY}?model=pocket-chat",
+            account="northwind",
+            height=720,
+            fill={"Message": "What is a hold?"},
+        ),
+        Picture(
+            "console-play-workflow",
+            f"{PLAY}?model=pocket-talking-head&from-image=ours/0",
+            account="northwind",
+            height=860,
+            fill={"Text": "Good morning."},
+        ),
+        Picture(
+            "console-play-music-small",
+            f"{PLAY}?model=pocket-music&seconds=6",
+            account="northwind",
+            width=390,
+            dark=True,
+            fill={"Prompt": "a calm waltz"},
+        ),
+        Picture("console-pick", "/console/pick?q=product+photos&budget=0.05", height=900),
+        Picture("console-margins", "/console/margins", height=720),
+        Picture("console-ledger", "/console/ledger?account=northwind", height=720),
+        Picture("console-usage", "/console/usage?by=model", account="northwind", height=720),
         Picture("console-request-small", one, account="northwind", width=390, dark=True),
     ]
 
@@ -77,6 +108,8 @@ def main() -> None:
                 page = _enter(browser, settings, database, picture)
                 page.goto(f"{settings.console_url}{picture.path}")
                 page.wait_for_load_state("load")
+                if picture.fill is not None:
+                    _order(page, picture.fill)
                 page.wait_for_timeout(1500)
                 _save(page.screenshot(), PICTURES / f"{picture.name}.webp")
                 page.context.close()
@@ -98,6 +131,16 @@ def _enter(browser: Browser, settings: Settings, database: Database, picture: Pi
     page.goto(f"{settings.console_url}{link['path']}")
     page.wait_for_url(lambda url: "enter" not in url)
     return page
+
+
+def _order(page: Page, fill: Mapping[str, str]) -> None:
+    """Order what a form is filled with, and scroll to what was made."""
+    for label, text in fill.items():
+        page.get_by_label(label).first.fill(text)
+    page.locator("#order").click()
+    page.wait_for_selector("#made .charged", timeout=120_000)
+    if page.viewport_size and page.viewport_size["width"] < 760:
+        page.locator("#made").scroll_into_view_if_needed()
 
 
 def _save(png: bytes, path: Path) -> None:

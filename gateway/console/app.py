@@ -65,7 +65,16 @@ from gateway.console.playground import voices
 from gateway.console.records import archives, erasures, retention
 from gateway.console.rendering import page_now
 from gateway.console.running import queue, set_aside, upstream_check, workers
-from gateway.console.stored import access, batches, feedback, files, inputs, notices, webhooks
+from gateway.console.stored import (
+    access,
+    batches,
+    downloads,
+    feedback,
+    files,
+    inputs,
+    notices,
+    webhooks,
+)
 from gateway.console.stored import voices as stored_voices
 from gateway.console.visitors import Visitor, visitor_of
 from gateway.errors import InternalError, InvalidRequest, TollgateError, Unavailable
@@ -147,6 +156,7 @@ def console_router(settings: Settings) -> Router:
             *batches.HANDLERS,
             *files.HANDLERS,
             *stored_voices.HANDLERS,
+            *downloads.HANDLERS,
             Router(
                 "/",
                 route_handlers=[*files.UPLOADS, *batches.UPLOADS],

@@ -20,9 +20,12 @@ from typing import Any, Final
 from litestar import Request, Response, get
 from litestar.params import FromPath
 
+from gateway.demo.script import read_portrait
 from gateway.errors import NotFound
 
 PATH: Final = "/console/assets"
+PORTRAIT: Final = "portrait.png"
+"""A picture to try models with, which is that of the demo."""
 DIGEST_LENGTH: Final = 16
 IMMUTABLE: Final = "public, max-age=31536000, immutable"
 _TYPES: Final[Mapping[str, str]] = {
@@ -30,6 +33,7 @@ _TYPES: Final[Mapping[str, str]] = {
     "css": "text/css",
     "svg": "image/svg+xml",
     "txt": "text/plain",
+    "png": "image/png",
 }
 
 
@@ -72,6 +76,7 @@ def load_assets() -> Assets:
     """Read and compress all assets, once per process."""
     folder = importlib.resources.files("gateway.console").joinpath("assets")
     contents = dict(sorted(_walk(folder, "")))
+    contents[PORTRAIT] = read_portrait()
     whole = hashlib.sha256()
     for name, content in contents.items():
         whole.update(f"{name} {hashlib.sha256(content).hexdigest()}\n".encode())

@@ -67,6 +67,7 @@ NO_PAGES = {
     "/console/requests/file": "a file",
     "/console/requests/{request_id}/output": "a file",
     "/console/requests/{request_id}/attachments/{position}": "a file",
+    "/console/requests/{request_id}/files": "a file",
     "/console/requests/{request_id}/media/{position}": "a file",
     "/console/usage/file": "a file",
     "/console/voices/{id}/recording": "a file",

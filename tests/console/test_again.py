@@ -64,3 +64,18 @@ def test_what_has_no_field_is_named(entries: Mapping[str, CatalogEntry]) -> None
 
     assert again.values == {"message": "a", "messages": "[]", "logprobs": "true"}
     assert again.lost == ["n"]
+
+
+def test_pictures_of_a_conversation_are_those_that_were_sent(
+    entries: Mapping[str, CatalogEntry],
+) -> None:
+    picture = {"type": "image_url", "image_url": {"url": {"attachment": 0}, "detail": "low"}}
+    asked = {"role": "user", "content": [{"type": "text", "text": "What is it?"}, picture]}
+
+    again = carried(
+        "req_1", {"messages": [asked]}, fields_of(entries["pocket-chat"], "text-generation")
+    )
+
+    (message,) = json.loads(again.values["messages"])
+    assert message["content"][1]["image_url"] == {"url": "req_1/sent-0", "detail": "low"}
+    assert again.lost == []

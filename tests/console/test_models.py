@@ -166,6 +166,19 @@ def test_picker_answers_what_quotes_say(own: Installation, owner: Browser) -> No
     assert 'href="/console/playground?model=' in page
 
 
+def test_picker_prices_results_of_another_size(own: Installation, owner: Browser) -> None:
+    page = owner.get("/console/pick?task=text-generation&output_tokens=20&results=10").text
+
+    sized = {"output_tokens": 20}
+    for name in ("echo", "slow"):
+        nanos = typical_nanos(entry_of(own, name), lambda _: None, None, sized)
+        assert nanos is not None
+        assert f"<b>${format_usd(nanos)}</b>" in page or f">{format_usd(nanos)}</td>" in page
+        assert format_usd(nanos * 10) in page
+    refused = owner.get("/console/pick?task=text-generation&output_tokens=none")
+    assert refused.status_code == 400
+
+
 def test_picker_names_the_nearest_above_the_budget(own: Installation, owner: Browser) -> None:
     page = unescape(owner.get("/console/pick?task=text-to-video&budget=0.1").text)
 

@@ -125,6 +125,22 @@ def test_json_that_cannot_be_used_is_named(field: str, text: str) -> None:
     assert refused.value.param == field
 
 
+def test_pictures_follow_the_text_of_their_message() -> None:
+    one, two = SentSource(_nothing, "1.png"), SentSource(_nothing, "2.png")
+
+    made = conversation({"message": "Which is red?", "images": [one, two]}, "[]")
+    code = code_of("http://127.0.0.1:8000", {"model": "m", "input": made})
+
+    text, *pictures = made["messages"][0]["content"]
+    assert text == {"type": "text", "text": "Which is red?"}
+    assert [each["image_url"]["url"] for each in pictures] == [one, two]
+    parse("text-generation", made)
+    assert "data:;base64,'$(base64 -w0 < 2.png)'" in code["curl"]
+    assert 'data_uri("1.png")' in code["Python"]
+    assert 'await dataUri("1.png")' in code["JavaScript"]
+    ast.parse(code["Python"])
+
+
 def test_code_reads_files_by_their_names() -> None:
     body = {
         "model": "m",
@@ -258,6 +274,16 @@ def test_refusals_are_those_of_the_api(installation: Installation) -> None:
     assert strange.json()["error"]["param"] == "max_tokens"
     assert "kept</textarea>" in page.text
     assert "echo is not available" in page.text
+
+
+def test_picture_that_is_missing_is_named(installation: Installation) -> None:
+    browser = installation.visitor("member")
+    for url, status in (("file:0", 400), ("file:x", 400), ("req_1/sent-0", 404)):
+        part = {"type": "image_url", "image_url": {"url": url}}
+
+        refused = order(browser, messages=json.dumps([{"role": "user", "content": [part]}]))
+
+        assert refused.status_code == status
 
 
 def test_page_needs_an_account(installation: Installation) -> None:

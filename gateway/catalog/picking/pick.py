@@ -150,9 +150,11 @@ def pick(
     seconds: Mapping[str, float] | None = None,
     runs_here: Callable[[CatalogEntry], bool] | None = None,
     results: int = RESULTS,
+    sizes: Mapping[str, int] | None = None,
 ) -> PickView:
-    """Pick models. ``results`` are those of the what-if; ``seconds`` are measured durations by
-    model; ``runs_here`` replaces the check of availability where no announcements are known."""
+    """Pick models. ``results`` are those of the what-if, and ``sizes`` replace quantities of the
+    typical order; ``seconds`` are measured durations by model; ``runs_here`` replaces the check of
+    availability where no announcements are known."""
 
     def is_available(entry: CatalogEntry) -> bool:
         if runs_here is not None:
@@ -168,7 +170,7 @@ def pick(
             "tier": entry.tier,
             "why": f"{reason}; {relation}.",
             "typical_price": format_usd(one.nanos),
-            "typical_order": order_view(entry, one.task),
+            "typical_order": order_view(entry, one.task, sizes),
             "what_if": {"results": results, "cost": format_usd(one.nanos * results)},
             "available": is_available(entry),
             "measured_seconds": (seconds or {}).get(entry.name),
@@ -176,7 +178,7 @@ def pick(
             "matched": list(one.matched),
         }
 
-    found = sorted(_candidates(entries, wish, find), key=lambda one: one.order)
+    found = sorted(_candidates(entries, wish, find, sizes), key=lambda one: one.order)
     misses = {
         one.entry.name: why
         for one in found
@@ -202,7 +204,7 @@ def pick(
         for one in found
         if one not in within
     ]
-    today = _stand_in(entries, best or better, is_available, find)
+    today = _stand_in(entries, best or better, is_available, find, sizes)
     return {
         "object": "catalog.pick",
         "asked": _asked_view(wish),
@@ -216,7 +218,9 @@ def pick(
     }
 
 
-def _candidates(entries: Sequence[CatalogEntry], wish: Wish, find: Find) -> list[_Candidate]:
+def _candidates(
+    entries: Sequence[CatalogEntry], wish: Wish, find: Find, sizes: Mapping[str, int] | None
+) -> list[_Candidate]:
     found = []
     for entry in entries:
         tasks = (entry.task, *entry.also)
@@ -229,7 +233,7 @@ def _candidates(entries: Sequence[CatalogEntry], wish: Wish, find: Find) -> list
         # Without a task, an answer matches one of the words, or if there are none the role.
         if not (wish.task or matched or (has_role and not wish.words)):
             continue
-        nanos = typical_nanos(entry, find, task)
+        nanos = typical_nanos(entry, find, task, sizes)
         if nanos is not None:
             total = sum(points.values()) + ROLE * has_role + DEMO * (entry.tier == "demo")
             found.append(_Candidate(entry, task, total, nanos, matched))
@@ -251,6 +255,7 @@ def _stand_in(
     wanted: _Candidate | None,
     is_available: Callable[[CatalogEntry], bool],
     find: Find,
+    sizes: Mapping[str, int] | None,
 ) -> _Candidate | None:
     """Return the local model that does the task of the wanted one, or else makes the same."""
     if wanted is None:
@@ -261,7 +266,8 @@ def _stand_in(
         for entry in entries
         if entry.upstream is None and is_available(entry)
         for task in (entry.task, *entry.also)
-        if TASKS[task].makes == makes and (nanos := typical_nanos(entry, find, task)) is not None
+        if TASKS[task].makes == makes
+        and (nanos := typical_nanos(entry, find, task, sizes)) is not None
     ]
     return min(local, key=lambda one: one.order, default=None)
 

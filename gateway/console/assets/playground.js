@@ -16,10 +16,16 @@ export function add(parent, name, properties = {}) {
   return node;
 }
 
+/** What is sent besides the fields of the form. */
+export const besides = { values: () => ({}) };
+
 /** Send the form, with other values in place of its own; raise why it is refused. */
 export async function send(path, accept, { values = {}, signal } = {}) {
   const body = new FormData(form);
-  for (const [name, value] of Object.entries(values)) body.set(name, value);
+  for (const [name, value] of Object.entries({ ...besides.values(), ...values })) {
+    body.delete(name);
+    for (const each of [value].flat()) body.append(name, each);
+  }
   const answer = await fetch(path, { method: "POST", body, headers: { Accept: accept }, signal });
   if (answer.redirected || answer.headers.get("HX-Redirect")) location.reload();
   if (answer.ok) return answer;

@@ -309,10 +309,11 @@ class ModelPages(Controller):
         found: PickView | None = None
         problem: InvalidRequest | None = None
         results = RESULTS
+        sizes: Mapping[str, int] = {}
         if query.values:
             seconds = await services.performance.median_seconds(services.live.names())
             try:
-                results = read_quantity(query, "results") or RESULTS
+                results, sizes = read_quantity(query, "results") or RESULTS, read_sizes(query)
                 wish = read_wish(
                     entries,
                     task=query.text("task"),
@@ -331,6 +332,7 @@ class ModelPages(Controller):
                     find=offers.find,
                     seconds=seconds,
                     results=results,
+                    sizes=sizes,
                 )
             except InvalidRequest as error:
                 problem = error
@@ -345,6 +347,8 @@ class ModelPages(Controller):
             languages=_options(entries)["language"],
             licences=sorted({entry.license for entry in entries if entry.license}),
             results=results,
+            sizes=SIZE_LABELS,
+            order_text=order_text,
             may_play=visitor.account_id is not None and visitor.may("play.read"),
             problem=problem,
             examples=_examples(entries),

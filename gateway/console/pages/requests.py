@@ -21,7 +21,7 @@ from gateway.console.answers import see_other
 from gateway.console.guards import needs, require_proof_of
 from gateway.console.live.open_request import texts_of
 from gateway.console.playground.code import code_of_input
-from gateway.console.playground.origins import NextTask, next_tasks
+from gateway.console.playground.origins import KINDS, NextTask, next_tasks
 from gateway.console.queries import problems_of, read_form
 from gateway.console.rendering import page
 from gateway.console.views.events import request_events
@@ -279,7 +279,7 @@ def _goes_on(
     if visitor.account_id != owner.id or not visitor.may("play.write"):
         return {}
     entries = request.services.live.entries(owner.id)
-    return {kind: list(next_tasks(entries, kind)) for kind in ("image", "video")}
+    return {kind: list(next_tasks(entries, kind)) for kind in KINDS}
 
 
 async def _refund_page(

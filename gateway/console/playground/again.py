@@ -30,6 +30,9 @@ def carried(request_id: str, sent: Mapping[str, Any], fields: Sequence[Field]) -
     for name, value in _flat(sent):
         if value is None or (name in _ALONE and name not in known):
             continue
+        if name == "messages":
+            found.values[name] = _text(_with_places(value, request_id))
+            continue
         place = _place(name, known)
         if place in known and known[place].kind == "file":
             files = value if isinstance(value, list) else [value]
@@ -72,11 +75,22 @@ def _conversation(messages: list[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _place(name: str, known: Mapping[str, Field]) -> str | None:
-    if name in known or name == "messages":
+    if name in known:
         return name
     # Several pictures are one field of the form, as is a single one.
     other = {"image": "images", "images": "image"}.get(name)
     return other if other in known else None
+
+
+def _with_places(value: Any, request_id: str) -> Any:
+    """Name the pictures of a conversation as files that were sent with the request."""
+    if (number := _attachment(value)) is not None:
+        return f"{request_id}/{SENT}{number}"
+    if isinstance(value, Mapping):
+        return {name: _with_places(one, request_id) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_places(one, request_id) for one in value]
+    return value
 
 
 def _attachment(value: Any) -> int | None:

@@ -12,12 +12,11 @@ from urllib.parse import urlencode
 
 from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import Task
-from gateway.console.playground.origins import PREFIX
+from gateway.console.playground.origins import KINDS, PLAYGROUND, PREFIX
 from gateway.console.playground.parts import Field
 from gateway.console.views.formats import usd
 from gateway.pricing import NANOS_PER_USD
 
-PLAYGROUND: Final = "/console/playground"
 CHEAP_NANOS: Final = NANOS_PER_USD // 1000
 """Examples cost less than this."""
 EXAMPLES_MAX: Final = 3
@@ -80,7 +79,7 @@ def named_values(fields: Sequence[Field], query: Mapping[str, str]) -> dict[str,
     """Return the values of fields that an address names, and the outputs to go on from. A picture
     or a video fits the first file of its kind."""
     found = {each.name: query[each.name] for each in fields if each.name in query}
-    for kind in ("image", "video", "audio"):
+    for kind in KINDS:
         place = query.get(f"{PREFIX}{kind}")
         able = [each for each in fields if each.kind == "file" and each.accepts == f"{kind}/*"]
         if place and able:

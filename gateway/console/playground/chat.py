@@ -5,7 +5,7 @@ The script of the page keeps a conversation and sends all of it each time; nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,6 +18,12 @@ from gateway.errors import InvalidRequest
 
 MESSAGE: Final = "message"
 """The newest message of a conversation."""
+PICTURES: Final = "images"
+"""The pictures of the newest message."""
+EARLIER: Final = "pictures"
+"""The pictures of earlier messages, which name them by their places."""
+FILE: Final = "file:"
+"""What precedes the place of a picture among those of earlier messages."""
 ANSWERABLE: Final = ("user", "tool")
 """Roles of a last message that a model answers without a newer one."""
 SCHEMA_NAME: Final = "answer"
@@ -31,8 +37,13 @@ def chat_fields(entry: CatalogEntry) -> Iterator[Field]:
         "system", "text", aside=True, hint="How it should answer, before everything else."
     )
     yield make_field(MESSAGE, "text", required=True)
+    if "image" in entry.input:
+        yield make_field(PICTURES, "file", hint="Chosen, dropped or pasted; sent with the message.")
     yield make_number("temperature", least=0, most=2, default=default.temperature, aside=True)
     yield make_number("top_p", least=0, most=1, default=default.top_p, aside=True)
+    yield make_number("top_k", type="integer", least=0, most=1000, aside=True)
+    for name in ("frequency_penalty", "presence_penalty"):
+        yield make_number(name, least=-2, most=2, aside=True)
     yield make_number("max_tokens", type="integer", least=1, most=limits.output_tokens, aside=True)
     yield make_field("stop", "text", aside=True, hint="At most four texts, one a line.")
     yield make_number("seed", type="integer", least=0, aside=True)
@@ -55,6 +66,16 @@ def chat_fields(entry: CatalogEntry) -> Iterator[Field]:
     yield make_field("schema", "text", aside=True, hint="JSON schema that the answer keeps to.")
 
 
+def pictures_in(messages: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Yield the objects whose ``url`` stands for a picture of a conversation, in order."""
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            found = part.get("image_url") if isinstance(part, dict) else None
+            if isinstance(found, dict) and isinstance(found.get("url"), str):
+                yield found
+
+
 def conversation(made: Mapping[str, Any], earlier: str) -> dict[str, Any]:
     """Return the input of a chat: the new message after the earlier ones, and the system's before
     them. Raise ``InvalidRequest``."""
@@ -63,7 +84,13 @@ def conversation(made: Mapping[str, Any], earlier: str) -> dict[str, Any]:
     if not isinstance(messages, list):
         raise InvalidRequest("invalid_value", "The conversation cannot be read.", param="messages")
     system, message = made.pop("system", None), made.pop(MESSAGE, None)
-    if message is not None:
+    # A single file has the name of one picture.
+    pictures = made.pop(PICTURES, None) or [each for each in (made.pop("image", None),) if each]
+    if pictures:
+        parts = [{"type": "image_url", "image_url": {"url": each}} for each in pictures]
+        text = [{"type": "text", "text": message}] if message is not None else []
+        messages.append({"role": "user", "content": [*text, *parts]})
+    elif message is not None:
         messages.append({"role": "user", "content": message})
     elif not messages or not _may_be_last(messages[-1]):
         raise InvalidRequest("missing_required_parameter", "Write a message first.", param=MESSAGE)

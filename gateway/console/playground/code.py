@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.files.kept_inputs import KeptInput
-from gateway.files.sources import SentSource, StoredSource
+from gateway.files.sources import SentSource, StoredSource, UploadedSource
 from workers.contract.jobs import BlobRef
 from workers.contract.kinds import EXTENSIONS
 
@@ -67,6 +67,8 @@ def _without_bytes(value: Any) -> Any:
         return [_without_bytes(one) for one in value]
     if isinstance(value, SentSource):
         return f"{_MARK}{_UNSAFE.sub('_', value.filename) or 'file'}"
+    if isinstance(value, UploadedSource):
+        return value.file_id
     if isinstance(value, BlobRef):
         return f"{_MARK}sent.{EXTENSIONS.get(value.content_type, 'bin')}"
     if isinstance(value, StoredSource):
@@ -106,33 +108,37 @@ _PYTHON_HEADERS: Final = '{"Authorization": f"Bearer {os.environ[\'TOLLGATE_API_
 
 
 def _python_call(url: str, body: Mapping[str, Any]) -> str:
+    sent, begins = _python_sent(body, "os")
     return (
-        "import os\n\nimport httpx\n\n"
-        "answer = httpx.post(\n"
+        f"{begins}answer = httpx.post(\n"
         f"    {url!r},\n"
         f"    headers={_PYTHON_HEADERS},\n"
-        f"    json={body!r},\n"
+        f"    json={sent},\n"
         "    timeout=120,\n"
         ")\n"
         "print(answer.json())"
     )
 
 
-def _python_order(url: str, body: Mapping[str, Any]) -> str:
+def _python_sent(body: Mapping[str, Any], *modules: str) -> tuple[str, str]:
+    """Return a body as an expression, and the imports and the function that precede it."""
     sent = _with_files(repr(body), lambda name: f'data_uri("{name}")')
-    reads = (
-        ""
-        if sent == repr(body)
-        else (
+    reads = ""
+    if sent != repr(body):
+        modules = ("base64", *modules)
+        reads = (
             "\n\ndef data_uri(name):\n"
             '    with open(name, "rb") as file:\n'
             '        return "data:;base64," + base64.b64encode(file.read()).decode()\n\n'
         )
-    )
-    imports = "import base64\n" if reads else ""
+    imports = "".join(f"import {name}\n" for name in modules)
+    return sent, f"{imports}\nimport httpx\n{reads}\n"
+
+
+def _python_order(url: str, body: Mapping[str, Any]) -> str:
+    sent, begins = _python_sent(body, "os", "time")
     return (
-        f"{imports}import os\nimport time\n\nimport httpx\n{reads}\n"
-        f"client = httpx.Client(headers={_PYTHON_HEADERS})\n"
+        f"{begins}client = httpx.Client(headers={_PYTHON_HEADERS})\n"
         f"ordered = client.post({url!r}, json={sent}).raise_for_status().json()\n"
         'while ordered["status"] in ("queued", "running"):\n'
         "    time.sleep(0.5)\n"
@@ -149,29 +155,32 @@ _JAVASCRIPT_HEADERS: Final = (
 )
 
 
+def _javascript_sent(text: str) -> tuple[str, str]:
+    """Return a body as an expression, and the function that precedes it."""
+    sent = _with_files(text, lambda name: f'await dataUri("{name}")')
+    reads = (
+        'import { readFile } from "node:fs/promises";\n\n'
+        'const dataUri = async (name) => "data:;base64," + (await readFile(name, "base64"));\n'
+    )
+    return sent, "" if sent == text else reads
+
+
 def _javascript_call(url: str, text: str) -> str:
+    sent, begins = _javascript_sent(text)
     return (
-        f"const answer = await fetch({json.dumps(url)}, {{\n"
+        f"{begins}const answer = await fetch({json.dumps(url)}, {{\n"
         '  method: "POST",\n'
         f"  headers: {_JAVASCRIPT_HEADERS},\n"
-        f"  body: JSON.stringify({text}),\n"
+        f"  body: JSON.stringify({sent}),\n"
         "});\n"
         "console.log(await answer.json());"
     )
 
 
 def _javascript_order(url: str, text: str) -> str:
-    sent = _with_files(text, lambda name: f'await dataUri("{name}")')
-    reads = (
-        ""
-        if sent == text
-        else (
-            'import { readFile } from "node:fs/promises";\n\n'
-            'const dataUri = async (name) => "data:;base64," + (await readFile(name, "base64"));\n'
-        )
-    )
+    sent, begins = _javascript_sent(text)
     return (
-        f"{reads}const url = {json.dumps(url)};\n"
+        f"{begins}const url = {json.dumps(url)};\n"
         f"const headers = {_JAVASCRIPT_HEADERS};\n"
         f"const body = JSON.stringify({sent});\n"
         'let ordered = await (await fetch(url, { method: "POST", headers, body })).json();\n'

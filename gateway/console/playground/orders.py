@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -13,11 +13,17 @@ from gateway.api.http.forms import reader_of
 from gateway.api.http.request import ApiRequest
 from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import Task
-from gateway.console.playground.chat import conversation
+from gateway.console.playground.chat import (
+    EARLIER,
+    FILE,
+    conversation,
+    pictures_in,
+)
 from gateway.console.playground.fields import fields_of, read_input
-from gateway.console.playground.origins import origins_in, stored_source
+from gateway.console.playground.origins import OURS, UPLOAD, origins_in, read_origin, stored_source
 from gateway.console.views.formats import usd
 from gateway.console.visitors import Visitor
+from gateway.errors import InvalidRequest
 from gateway.files.sources import SentSource
 from gateway.operations.keys import console_key
 from gateway.pricing import parse_usd
@@ -76,7 +82,10 @@ async def read_order(
         # A file that was chosen takes the place of an output; an empty field is an empty text.
         if not given.get(name):
             given[name] = [await stored_source(request, visitor, origin)]
-    return Order(entry, task, input_of(entry, task, given))
+    made = input_of(entry, task, given)
+    if is_chat(entry, task):
+        await _find_pictures(request, visitor, made["messages"], given.get(EARLIER, ()))
+    return Order(entry, task, made)
 
 
 def input_of(entry: CatalogEntry, task: Task, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -85,6 +94,24 @@ def input_of(entry: CatalogEntry, task: Task, given: Mapping[str, Any]) -> Mappi
     if is_chat(entry, task):
         made = conversation(made, str(given.get("messages") or "[]"))
     return made
+
+
+async def _find_pictures(
+    request: ApiRequest, visitor: Visitor, messages: Sequence[Any], files: Sequence[SentSource]
+) -> None:
+    """Put the pictures of earlier messages in their places: files of the form, and those of earlier
+    requests. Raise ``TollgateError``."""
+    for picture in pictures_in(messages):
+        url = picture["url"]
+        if url.startswith(FILE):
+            place = url.removeprefix(FILE)
+            if not place.isdecimal() or int(place) >= len(files):
+                raise InvalidRequest(
+                    "invalid_value", "A picture of the conversation is missing.", param="messages"
+                )
+            picture["url"] = files[int(place)]
+        elif url.startswith(("req_", OURS, UPLOAD)):
+            picture["url"] = await stored_source(request, visitor, read_origin(url))
 
 
 def most_of(request: ApiRequest, visitor: Visitor, order: Order) -> int:

@@ -24,10 +24,12 @@ from gateway.catalog.availability import availability
 from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import TASKS, Task, makes
 from gateway.console.answers import see_other
+from gateway.console.assets import PORTRAIT, load_assets
 from gateway.console.guards import needs
 from gateway.console.playground.again import Carried, carried
 from gateway.console.playground.beginnings import (
     Example,
+    address,
     cheap_examples,
     example_values,
     named_values,
@@ -44,7 +46,7 @@ from gateway.console.playground.orders import (
     read_order,
     submit,
 )
-from gateway.console.playground.origins import origins_in
+from gateway.console.playground.origins import KINDS, OURS, PREFIX, can_read, origins_in
 from gateway.console.playground.parts import RECORDED, Field
 from gateway.console.playground.stream import OrderStream
 from gateway.console.playground.voices import CLONING, check_consent, with_stored_voices
@@ -93,7 +95,8 @@ class PlaygroundPages(Controller):
     @get("/", guards=[needs("play.read")])
     async def show(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
         query = Query(request)
-        entry, task = _chosen(request, visitor, query.text("model"), query.text("task"))
+        kind = next((each for each in KINDS if query.text(f"{PREFIX}{each}")), None)
+        entry, task = _chosen(request, visitor, query.text("model"), query.text("task"), kind)
         fields = fields_of(entry, task)
         named = named_values(fields, query.values)
         named["beside"] = query.text("beside") or ""
@@ -172,10 +175,14 @@ async def _order(request: ApiRequest, visitor: Visitor, form: FormMultiDict) -> 
 
 
 def _chosen(
-    request: ApiRequest, visitor: Visitor, model: str | None, task: str | None
+    request: ApiRequest,
+    visitor: Visitor,
+    model: str | None,
+    task: str | None,
+    kind: str | None = None,
 ) -> tuple[CatalogEntry, Task]:
-    """Return the model and the task that were chosen, or those to begin with. Raise
-    ``NotFound`` or ``InvalidRequest``."""
+    """Return the model and the task that were chosen, or those to begin with, with a file of a
+    ``kind``. Raise ``NotFound`` or ``InvalidRequest``."""
     entries = _offered(request, visitor)
     if task is not None and task not in get_args(Task):
         raise InvalidRequest("invalid_value", f"Unknown task {task!r}.", param="task")
@@ -186,8 +193,14 @@ def _chosen(
         found = next((each for each in _tasks(entry) if each == task), entry.task)
         return entry, found
     wanted = next((each for each in NAMES if each == task), None)
-    for each in [wanted] if wanted else list(NAMES):
-        able = [entry for entry in entries if each in _tasks(entry)]
+    # A file is for a task that is about such files, rather than for a chat that reads them.
+    ordered = sorted(NAMES, key=lambda each: kind is not None and kind not in TASKS[each].reads)
+    for each in [wanted] if wanted else ordered:
+        able = [
+            entry
+            for entry in entries
+            if each in _tasks(entry) and (kind is None or can_read(entry, each, kind))
+        ]
         if able:
             return min(able, key=lambda entry: not _is_available(request, entry)), each
     raise InvalidRequest("model_not_found", f"No model does {task or 'anything'}.", param="task")
@@ -274,6 +287,10 @@ async def _form_page(
         tops_up=visitor.may("payments.write") and bool(request.services.settings.stripe_api_key),
         has_files=any(each.kind == "file" for each in fields),
         is_chat=is_chat(entry, task),
+        portrait=load_assets().url(PORTRAIT),
+        with_portrait=address(entry, task, {f"{PREFIX}image": f"{OURS}/0"}),
+        sees="image" in entry.input,
+        seeing=[each.name for each in able if "image" in each.input],
         scripts=scripts,
         beside=_beside(entry, offered),
         compared=(values.get("beside") or "").split(","),

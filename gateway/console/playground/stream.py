@@ -8,7 +8,6 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import urlencode
 
 import msgspec
 
@@ -16,7 +15,6 @@ from gateway.api.http.answers import KEEP_ALIVE, KEEP_ALIVE_S, event_data
 from gateway.api.http.request import Services
 from gateway.api.http.text_stream import TextDelta, TextStream, choices_of
 from gateway.catalog.schema import CatalogEntry
-from gateway.console.playground.beginnings import PLAYGROUND
 from gateway.console.playground.orders import unknown_words
 from gateway.console.playground.origins import next_tasks
 from gateway.console.views.formats import duration, usd
@@ -129,11 +127,10 @@ class OrderStream:
 
     def _next(self, one: ShownMedium, closed: ClosedRequest) -> list[Mapping[str, str]]:
         """Return what can be made of an output, as addresses of forms."""
-        place = f"{closed.request_id}/{one.position}"
         tasks = next_tasks(self._offered, one.kind) if one.role == "output" else ()
         return [
-            {"label": label, "path": f"{PLAYGROUND}?{urlencode({'task': task, field: place})}"}
-            for task, label, field in tasks
+            {"label": each.label, "path": each.path(closed.request_id, one.position)}
+            for each in tasks
         ]
 
 

@@ -20,7 +20,7 @@ from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import Task
 from gateway.console.answers import see_other
 from gateway.console.guards import needs
-from gateway.console.playground.beginnings import PLAYGROUND
+from gateway.console.playground.origins import PLAYGROUND
 from gateway.console.playground.parts import Field
 from gateway.console.queries import FormValues, problems_of
 from gateway.console.rendering import page

@@ -9,15 +9,17 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 import uuid
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from gateway.accounts.accounts import create_account
+from gateway.accounts.accounts import change_account, create_account
 from gateway.accounts.keys import create_key
 from gateway.accounts.limits import Limit, set_limit
 from gateway.audit_log import Author
@@ -30,6 +32,7 @@ from tests.console.browser.conftest import Enter, Site
 from tests.console.browser.inspection import Watched
 from tests.console.seeding import HOSTILE, Seeded
 from tests.databases import Databases
+from tests.gateway.test_pictures import SOLD, Service, data_uri
 from tests.stack import PEPPER, running
 
 IMAGE = """\
@@ -117,7 +120,20 @@ PLAY = "/console/playground"
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str) -> Iterator[Site]:
+def looking() -> Iterator[Service]:
+    """Somebody else's model, which sees pictures."""
+    with Service() as service:
+        thread = threading.Thread(target=service.serve_forever)
+        thread.start()
+        yield service
+        service.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def site(
+    tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str, looking: Service
+) -> Iterator[Site]:
     """A gateway and a worker, and an account with credit."""
     directory = tmp_path_factory.mktemp("playground")
     url = Databases("sqlite", directory, postgres).make()
@@ -136,6 +152,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str) -
     database.dispose()
     name = f"t{uuid.uuid4().hex[:8]}"
     models = (IMAGE + SECOND + SPEECH + MORE + CHAT + NOVEL).replace("POCKET", str(POCKET))
+    models += SOLD.format(url=looking.url)
     with running(
         directory, url, valkey, namespace=name, more_models=models, patience_s=120
     ) as stack:
@@ -178,6 +195,128 @@ def test_chat_streams_and_ends_with_the_cost_of_its_receipt(site: Site, enter: E
     expect(page.locator("main")).to_contain_text(second)
     page.get_by_role("link", name="Try again").click()
     expect(page.locator("main")).to_contain_text("What was sent then is not kept")
+
+
+DROPPED = """\
+(field, [name, bytes]) => {
+  const given = new DataTransfer();
+  given.items.add(new File([new Uint8Array(bytes)], name, { type: "image/png" }));
+  field.dispatchEvent(new DragEvent("drop", { dataTransfer: given, bubbles: true, cancelable: true }));
+}
+"""  # noqa: E501
+PASTED = DROPPED.replace("DragEvent", "ClipboardEvent").replace(
+    '"drop", { dataTransfer', '"paste", { clipboardData'
+)
+
+
+def keep_inputs(site: Site, *, wanted: bool) -> None:
+    database = Database(site.database_url)
+    with database.transaction() as connection:
+        change_account(connection, site.seeded.accounts["atlas"].id, keep_inputs=wanted)
+    database.dispose()
+
+
+def seen(service: Service) -> list[str]:
+    """Return the pictures that the model was last sent, in their order."""
+    messages = service.bodies[-1]["messages"]
+    parts = [
+        part for each in messages if isinstance(each["content"], list) for part in each["content"]
+    ]
+    return [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+
+
+def test_pictures_are_sent_with_a_message_and_again_with_the_next(
+    site: Site, enter: Enter, looking: Service
+) -> None:
+    one, two = png(16, 16, 7), png(8, 8, 3)
+    keep_inputs(site, wanted=True)
+    page = enter("member")
+    watched = Watched(page)
+    watched.visit(f"{PLAY}?model=looker")
+    field = page.get_by_label("Pictures")
+
+    page.get_by_label("Message").fill("What is it?")
+    expect(page.locator("#price")).to_contain_text("Costs at most $")
+    without = page.locator("#price").inner_text()
+    field.set_input_files(files={"name": "one.png", "mimeType": "image/png", "buffer": one})
+    expect(page.locator("form .shelf img")).to_have_count(1)
+    expect(page.locator("#price")).not_to_have_text(without)
+    expect(page.locator('[data-code="Python"]')).to_contain_text('data_uri("one.png")')
+    page.get_by_role("button", name="Send").click()
+    first = charged(page)
+
+    assert seen(looking) == [data_uri(one)]
+    said = page.locator("#made [data-role=user]").first
+    assert (
+        said.locator("img").evaluate("(each) => each.decode().then(() => each.naturalWidth)") == 16
+    )
+    expect(page.locator("form .shelf img")).to_have_count(0)
+
+    page.get_by_label("Message").evaluate(PASTED, ["two.png", list(two)])
+    page.get_by_label("Message").fill("And this?")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator("#made .charged")).to_have_count(2)
+    assert seen(looking) == [data_uri(one), data_uri(two)]
+    assert watched.inspect() == []
+    said.get_by_role("button", name="Edit").click()
+    page.get_by_label("Message", exact=True).last.fill("Which colour is it?")
+    page.get_by_role("button", name="Send as a branch").click()
+    expect(page.locator("#made .charged")).to_have_count(1)
+    expect(page.locator("#made .said")).to_have_text("Which colour is it?")
+    assert seen(looking) == [data_uri(one)]
+    assert looking.bodies[-1]["messages"][-1]["content"][0]["text"] == "Which colour is it?"
+
+    expect(page.locator("#made .charged")).to_have_text(first)
+    open_receipt(page)
+    expect(page.locator("main")).to_contain_text(first)
+    page.get_by_role("link", name="Try again").click()
+    again = page.locator("#made [data-role=user]")
+    expect(again).to_contain_text("Which colour is it?")
+    assert (
+        again.locator("img").evaluate("(each) => each.decode().then(() => each.naturalWidth)") == 16
+    )
+    page.get_by_role("button", name="Send").click()
+    charged(page)
+    assert seen(looking) == [data_uri(one)]
+    assert watched.inspect() == []
+    keep_inputs(site, wanted=False)
+
+
+def test_model_that_reads_no_pictures_says_so(site: Site, enter: Enter, looking: Service) -> None:
+    page = enter("member")
+    page.goto(f"{PLAY}?model=echo")
+    expect(page.locator("#play")).to_contain_text("echo reads no pictures; looker does.")
+
+    page.get_by_label("Message").fill("kept")
+    page.get_by_label("Message").evaluate(DROPPED, ["one.png", list(png(8, 8))])
+
+    expect(page.locator("#refusal")).to_have_text("echo reads no pictures.")
+    expect(page.get_by_label("Message")).to_have_value("kept")
+    page.goto(f"{PLAY}?model=looker&beside=echo")
+    page.get_by_label("Message").fill("What is it?")
+    page.get_by_label("Pictures").evaluate(DROPPED, ["one.png", list(png(8, 8))])
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator("#refusal")).to_contain_text("echo: echo reads no images")
+    expect(page.locator("#made .charged")).to_have_count(1)
+
+
+def test_picture_that_was_made_is_asked_about(site: Site, enter: Enter, looking: Service) -> None:
+    page = enter("member")
+    page.goto(f"{PLAY}?model=pocket-image")
+    page.get_by_role("button", name="Order").click()
+    charged(page)
+
+    page.get_by_role("link", name="Ask about this").click()
+    page.get_by_label("Message").fill("What is it?")
+    page.get_by_role("button", name="Send").click()
+    charged(page)
+
+    assert page.url.find("task=text-generation") > 0
+    assert [each[:15] for each in seen(looking)] == ["data:image/png;"]
+    page.get_by_label("Message").fill("Sure?")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator("#made .charged")).to_have_count(2)
+    assert len(seen(looking)) == 1
 
 
 TICKS = """\
@@ -742,6 +881,78 @@ def test_two_models_make_pictures_beside_each_other(site: Site, enter: Enter) ->
     names = page.locator("#made article h3").all_inner_texts()
     assert sorted(names) == ["pocket-image", "second-image"]
     assert page.locator("#made article .media img").count() == 2
+
+
+def test_all_files_of_a_request_are_one_archive(site: Site, enter: Enter) -> None:
+    page = enter("member")
+    page.goto(f"{PLAY}?model=pocket-image&task=image-edit&n=2")
+    page.get_by_label("Prompt").first.fill("a red circle")
+    page.get_by_label("Picture").set_input_files(
+        files={"name": "../one.png", "mimeType": "image/png", "buffer": png(64, 64)}
+    )
+    page.get_by_role("button", name="Order").click()
+    charged(page)
+
+    with page.expect_download() as found:
+        page.get_by_role("link", name="Download all files").click()
+    with zipfile.ZipFile(found.value.path()) as archive:
+        assert archive.testzip() is None
+        assert archive.namelist() == ["0.png", "1.png", "sent-0.png", "output.json"]
+        assert archive.read("sent-0.png") == png(64, 64)
+        assert archive.read("0.png").startswith(b"\x89PNG")
+    assert re.fullmatch(r"req_\w+\.zip", found.value.suggested_filename)
+
+    open_receipt(page)
+    expect(page.get_by_role("link", name="Download all files")).to_be_visible()
+
+
+def test_portrait_of_ours_is_at_hand_for_a_talking_head(site: Site, enter: Enter) -> None:
+    page = enter("member")
+    page.goto(f"{PLAY}?model=pocket-speech")
+    text = page.get_by_label("Text").first
+    text.fill("Good morning.")
+    expect(page.locator("#play")).to_contain_text("13 characters")
+    page.get_by_role("button", name="Order").click()
+    charged(page)
+
+    page.get_by_role("link", name="To talking head").click()
+    page.wait_for_url("**from-audio=req_*")
+    assert "model" not in page.url
+    expect(page.locator("#choose-model")).to_have_value("pocket-talking")
+    page.get_by_role("link", name="a portrait of ours").click()
+    expect(page.locator(".shelf img")).to_be_visible()
+    page.get_by_role("button", name="Order").click()
+    charged(page)
+    assert page.locator("#made video").evaluate(READY) > 0
+
+    page.goto(f"{PLAY}?model=pocket-image&task=image-edit&from-image=ours/0")
+    expect(page.locator("[data-origin]")).to_contain_text("A picture of ours")
+    page.get_by_label("Prompt").first.fill("a red circle")
+    page.get_by_role("button", name="Order").click()
+    assert charged(page) == "$0.0004"
+
+
+def test_upload_is_taken_to_the_playground(site: Site, enter: Enter) -> None:
+    page = enter("owner")
+    page.goto("/console/files")
+    page.get_by_label("File", exact=False).last.set_input_files(
+        files={"name": "one.png", "mimeType": "image/png", "buffer": png(64, 64)}
+    )
+    page.get_by_role("button", name="Upload").click()
+    page.get_by_role("link", name="Try", exact=True).click()
+
+    page.wait_for_url("**from-image=file-*")
+    picture = page.locator("[data-origin] img")
+    assert picture.evaluate("(each) => each.decode().then(() => each.naturalWidth)") == 64
+    page.get_by_label("Prompt").first.fill("a red circle")
+    expect(page.locator('[data-code="curl"]')).to_contain_text('"image": "file-')
+    page.get_by_role("button", name="Order").click()
+    assert charged(page) == "$0.0004"
+
+    open_receipt(page)
+    page.get_by_role("link", name="Same seed").click()
+    expect(page.get_by_label("Seed")).not_to_have_value("")
+    expect(page.get_by_label("Prompt").first).to_have_value("a red circle")
 
 
 def test_escape_stops_an_answer(site: Site, enter: Enter) -> None:

@@ -1,13 +1,14 @@
 // Conversations: up to three models beside each other, messages that are edited, deleted and answered
-// anew (each as a branch), tools, and what the answer costs while it comes. The server keeps nothing:
-// each order sends the whole conversation.
+// anew (each as a branch), pictures, tools, and what the answer costs while it comes. The server keeps
+// nothing: each order sends the whole conversation, with its pictures as files.
 
 import {
-  add, beside, busy, changed, events, form, made, order, send, showBreak, showCost, showWords,
+  add, beside, besides, busy, changed, events, form, made, order, refuse, send, showBreak, showCost, showWords,
 } from "../playground.js";
 import { markdown } from "./markdown.js";
+import { empty, put } from "./sources.js";
 
-const { message, messages: kept } = form.elements;
+const { message, messages: kept, images: pictures } = form.elements;
 const columns = [];
 const place = add(made, "div", { className: "columns" });
 const clock = () => performance.now();
@@ -43,6 +44,30 @@ function button(parent, label, act) {
   const node = add(parent, "button", { type: "button", className: "quiet small", textContent: label });
   node.addEventListener("click", act);
   return node;
+}
+
+/** The messages as JSON, which names pictures by their places among the files. */
+function packed(messages) {
+  const files = [];
+  const name = (_, value) => (value instanceof File ? `file:${files.push(value) - 1}` : value);
+  return { messages: JSON.stringify(messages, name), pictures: files };
+}
+
+const partsOf = (content) => (Array.isArray(content) ? content : [{ type: "text", text: content ?? "" }]);
+const picturesOf = (content) => partsOf(content).filter(({ type }) => type === "image_url");
+const textOf = (content) => partsOf(content).map(({ text }) => text ?? "").join("");
+
+/** A message of a text and pictures: files, or addresses of what was sent before. */
+function contentOf(text, images) {
+  return images.length ? [...(text ? [{ type: "text", text }] : []), ...images] : text;
+}
+
+/** Return the address at which a picture is shown; null if it is somebody else's. */
+function shownAt(url) {
+  if (url instanceof File) return URL.createObjectURL(url);
+  if (`${url}`.startsWith("file-")) return `/console/files/${url}/content`;
+  const [, request, sent, place] = /^(req_\w+)\/(sent-)?(\d+)$/.exec(url) ?? [];
+  return request ? `/console/requests/${request}/${sent ? "attachments" : "media"}/${place}` : null;
 }
 
 function asJson(text) {
@@ -143,14 +168,14 @@ class Column {
   }
 
   sent() {
-    return JSON.stringify(this.path().map((node) => node.sent));
+    return packed(this.path().map((node) => node.sent));
   }
 
   show() {
     this.title.hidden = columns.length < 2;
     this.thread.replaceChildren(...this.path().map((node) => this.view(node)));
     if (this === columns[0]) {
-      kept.value = this.sent();
+      kept.value = this.sent().messages;
       message.required = !this.answerable();
     }
   }
@@ -170,7 +195,16 @@ class Column {
         if (calls) this.showCalls(view, node, calls);
       } else {
         const label = role === "tool" ? "Result: " : "";
-        add(view, "p", { className: "said", textContent: `${label}${content}` });
+        const text = textOf(content);
+        if (text) add(view, "p", { className: "said", textContent: `${label}${text}` });
+        const seen = picturesOf(content);
+        const shelf = seen.length ? add(view, "div", { className: "media shelf" }) : null;
+        seen.forEach(({ image_url: { url } }, at) => {
+          const src = shownAt(url);
+          const name = url.name ?? `Picture ${at + 1}`;
+          if (src) add(add(shelf, "figure"), "img", { src, alt: name });
+          else add(shelf, "p", { className: "hint", textContent: name });
+        });
       }
       const row = add(view, "p", { className: "row acts" });
       node.branches = add(row, "span", { className: "row" });
@@ -218,11 +252,11 @@ class Column {
   edit(node) {
     const { view, sent } = node;
     const box = document.createElement("div");
-    const field = add(box, "textarea", { value: sent.content ?? "", rows: 4 });
+    const field = add(box, "textarea", { value: textOf(sent.content), rows: 4 });
     field.setAttribute("aria-label", "Message");
     const row = add(box, "p", { className: "row" });
     button(row, sent.role === "assistant" ? "Keep as a branch" : "Send as a branch", () => {
-      const made = this.put(node.parent, { ...sent, content: field.value });
+      const made = this.put(node.parent, { ...sent, content: contentOf(field.value, picturesOf(sent.content)) });
       this.show();
       if (sent.role !== "assistant") busy((signal) => this.answer(made, signal));
     });
@@ -238,7 +272,7 @@ class Column {
   async answer(parent, signal) {
     const trail = [];
     for (let node = parent; node.sent; node = node.parent) trail.unshift(node.sent);
-    const values = { model: this.model, messages: JSON.stringify(trail), message: "" };
+    const values = { model: this.model, ...packed(trail), message: "", images: [], "from-images": "" };
     const response = await send(form.action, "text/event-stream", { values, signal });
     const view = add(this.thread, "article");
     view.dataset.role = "assistant";
@@ -335,8 +369,11 @@ function arrange() {
   made.closest(".play").classList.toggle("many", columns.length > 1);
 }
 
+// What was said before, which the first column takes the place of.
+const earlier = JSON.parse(kept.value || "[]");
 arrange();
-for (const sent of JSON.parse(kept.value || "[]")) columns[0].put(columns[0].last(), sent);
+besides.values = () => ({ pictures: columns[0].sent().pictures });
+for (const sent of earlier) columns[0].put(columns[0].last(), sent);
 columns[0].show();
 for (const each of beside) each.addEventListener("change", arrange);
 
@@ -344,19 +381,46 @@ form.addEventListener("submit", (event) => {
   event.preventDefault();
   if (!order || order.disabled) return;
   const text = message.value.trim();
+  const files = [...(pictures?.files ?? [])];
+  // What was made before goes with the first message.
+  const origin = form.querySelector("[data-origin]:not([hidden]) input");
+  const urls = [...(origin ? [origin.value] : []), ...files];
+  const images = urls.map((url) => ({ type: "image_url", image_url: { url } }));
+  const content = contentOf(text, images);
   busy(async (signal) => {
     const asked = columns.map((column) => {
-      const parent = text ? column.put(column.last(), { role: "user", content: text }) : column.last();
+      const parent = content.length ? column.put(column.last(), { role: "user", content }) : column.last();
       column.show();
       return column.answer(parent, signal).then(() => null, (error) => ({ error, column, parent }));
     });
     message.value = "";
+    if (files.length) empty(pictures);
     const refused = (await Promise.all(asked)).filter(Boolean);
     // What was not accepted is in the form again, to be sent once more.
-    if (text) for (const { column, parent } of refused) column.remove(parent);
-    if (refused.length === columns.length) message.value = text;
+    if (content.length) for (const { column, parent } of refused) column.remove(parent);
+    if (refused.length === columns.length) {
+      message.value = text;
+      if (files.length) put(pictures, files);
+    } else {
+      form.querySelector("[data-origin]")?.remove();
+    }
     message.focus();
     changed();
-    if (refused.length) throw refused[0].error;
+    if (!refused.length) return;
+    const [{ error, column }] = refused;
+    if (columns.length > 1) error.message = `${column.model}: ${error.message}`;
+    throw error;
   });
 });
+
+if (!pictures) {
+  // A picture that is pasted or dropped here would be lost without a word.
+  const tell = (event, { files = [] }) => {
+    if (![...files].some(({ type }) => type.startsWith("image/"))) return;
+    event.preventDefault();
+    refuse({ message: `${form.elements.model.value} reads no pictures.` });
+  };
+  message.addEventListener("paste", (event) => tell(event, event.clipboardData ?? {}));
+  message.addEventListener("dragover", (event) => event.preventDefault());
+  message.addEventListener("drop", (event) => tell(event, event.dataTransfer));
+}

@@ -16,7 +16,7 @@ function tell(place, name, detail) {
 const ASIDE = { spritesheet: "sheet of frames", thumbnail: "first picture" };
 
 /** Show what was made; the pictures that belong to a video are its poster and a link. */
-function showMade(place, ended) {
+function showMade(place, ended, path) {
   if (ended.value) add(place, "pre", { className: "output", tabIndex: 0, textContent: ended.value });
   place.querySelector(".previews")?.remove();
   const gallery = add(place, "div", { className: "media" });
@@ -28,6 +28,8 @@ function showMade(place, ended) {
     const caption = add(figure, "figcaption", { className: "hint", textContent: `${one.facts} ` });
     add(caption, "a", { href: one.path, download: "", textContent: "download" });
     Object.assign(figure.dataset, { kind: one.kind, at });
+    const row = add(figure, "p", { className: "row acts" });
+    for (const { label, path: href } of one.next) add(row, "a", { href, textContent: label, className: "button quiet small" });
     if (one.kind !== "video") return;
     for (const { role, path } of ended.media.filter((each) => ASIDE[each.role])) {
       if (role === "thumbnail") shown.poster = path;
@@ -35,6 +37,7 @@ function showMade(place, ended) {
       add(caption, "a", { href: path, textContent: ASIDE[role] });
     }
   });
+  if (ended.media.length > 1) add(place, "a", { href: `${path}/files`, download: "", textContent: "Download all files" });
 }
 
 function showPreview(place, { output, source }) {
@@ -72,7 +75,7 @@ async function run(signal, model, { named = false } = {}) {
       if (name === "progress") showProgress(state, data);
       if (name === "failed") state.textContent = data.message;
       if (name === "ended") {
-        showMade(place, data);
+        showMade(place, data, path);
         showCost(state, data, path);
         showWords(data.unknown);
       }

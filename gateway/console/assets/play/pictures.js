@@ -65,7 +65,7 @@ made.addEventListener("order:ended", ({ target, detail }) => {
   target.querySelectorAll("figure[data-kind]").forEach((figure) => {
     const one = detail.media[figure.dataset.at];
     const picture = figure.querySelector("a > img");
-    const row = add(figure, "p", { className: "row acts" });
+    const row = figure.querySelector(".acts");
     if (picture) {
       picture.parentElement.addEventListener("click", (event) => {
         event.preventDefault();
@@ -73,7 +73,6 @@ made.addEventListener("order:ended", ({ target, detail }) => {
       });
       if (source) button(row, "Before and after", () => compare(picture, source));
     }
-    for (const { label, path } of one.next) add(row, "a", { href: path, textContent: label, className: "button quiet small" });
     if (one.seed === null) return;
     const copy = add(row, "button", { type: "button", className: "quiet small", textContent: "Copy seed" });
     copy.dataset.copy = one.seed;

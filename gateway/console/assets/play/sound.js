@@ -135,6 +135,13 @@ made.addEventListener("order:ended", ({ target, detail }) => {
 
 const { voice, text } = form.elements;
 
+if (text?.value !== undefined) {
+  const count = add(text.parentElement, "p", { className: "hint" });
+  const show = () => (count.textContent = text.value ? `${[...text.value].length} characters` : "");
+  text.addEventListener("input", show);
+  show();
+}
+
 /** Offer to hear the chosen voice say the sentence of the page, for its price. */
 function samples(place) {
   const sentence = place.dataset.sample;

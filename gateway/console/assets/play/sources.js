@@ -16,6 +16,11 @@ export function put(input, files) {
   input.dispatchEvent(new Event("change", { bubbles: true }));
 }
 
+export function empty(input) {
+  input.value = "";
+  put(input, []);
+}
+
 function show(input, shelf) {
   for (const old of shelf.querySelectorAll("[src]")) URL.revokeObjectURL(old.src);
   shelf.replaceChildren();
@@ -35,7 +40,7 @@ function show(input, shelf) {
     out.setAttribute("aria-label", `Take out ${file.name}`);
     out.addEventListener("click", () => {
       const rest = [...input.files].filter((_, place) => place !== number);
-      input.value = "";
+      empty(input);
       put(input, rest);
       input.focus();
     });
@@ -60,6 +65,15 @@ for (const input of inputs) {
     if (files.length) put(input, files);
   });
   if (shown && input.files.length) show(input, shelf);
+}
+
+// A picture of ours is put in without leaving what is in the form.
+for (const link of form.querySelectorAll("[data-example]")) {
+  link.addEventListener("click", async (event) => {
+    event.preventDefault();
+    const blob = await (await fetch(link.dataset.example)).blob();
+    put(link.closest(".field").querySelector('input[type="file"]'), [new File([blob], "portrait.png", { type: blob.type })]);
+  });
 }
 
 document.addEventListener("paste", (event) => {
