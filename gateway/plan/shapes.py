@@ -23,6 +23,8 @@ HEADER_BYTES_MAX: Final = 100_000_000
 """Maximum size of a header, as in the format's specification."""
 _NUMBERS: Final = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I8"})
 """Types that store one weight per number; others can pack several weights into one number."""
+_PACKED: Final = (".qweight", ".weight_packed")
+"""Names of tensors whose integers of 32 bits have several weights each."""
 _PRECISIONS: Final = frozenset({"float32", "bfloat16", "float16"})
 _EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
 _FILE: Final = Path(__file__).with_name("shapes.yaml")
@@ -48,6 +50,8 @@ class Shape:
     """Weights that a token uses, of a mixture of experts."""
     kv_numbers: int | None = None
     """Numbers cached for a token in a layer, if not the keys and values of all KV heads."""
+    packed_bits: int | None = None
+    """Bits of a stored weight, if several share an integer. Plans count them as expanded."""
 
     def __post_init__(self) -> None:
         for name in ("parameters", "layers", "kv_heads", "head_dim"):
@@ -151,7 +155,8 @@ def read_checkpoint(path: Path) -> Shape:
         raise ValueError(f"{file} is not a valid configuration: {error}") from error
     except KeyError as error:
         raise ValueError(f"{file} has no {error}; it is not a supported decoder") from None
-    parameters, in_experts = count_parameters(path)
+    bits = _packed_bits(read_config(file))
+    parameters, in_experts = count_parameters(path, packed_bits=bits)
     experts = next((config[key] for key in _EXPERTS if config.get(key)), None)
     used = config.get("num_experts_per_tok")
     active = None
@@ -170,6 +175,7 @@ def read_checkpoint(path: Path) -> Shape:
         experts_used=used if active else None,
         active_parameters=active,
         kv_numbers=latent + config.get("qk_rope_head_dim", 0) if latent else None,
+        packed_bits=bits,
     )
 
 
@@ -178,7 +184,19 @@ def stored_precision(config: Mapping[str, Any]) -> str | None:
     return stored if stored in _PRECISIONS else None
 
 
-def count_parameters(path: Path, *, skip_packed: bool = False) -> tuple[int, int]:
+def _packed_bits(config: Mapping[str, Any]) -> int | None:
+    """Return the bits of packed weights, from the forms of GPTQ, AWQ and compressed-tensors."""
+    stored = config.get("quantization_config") or {}
+    groups = (stored.get("config_groups") or {}).values()
+    own = next((group["weights"].get("num_bits") for group in groups if group.get("weights")), None)
+    bits = stored.get("bits") or stored.get("w_bit") or own
+    packs = stored.get("quant_method") in ("gptq", "awq") or "pack" in stored.get("format", "")
+    return bits if packs and bits in (4, 8) else None
+
+
+def count_parameters(
+    path: Path, *, skip_packed: bool = False, packed_bits: int | None = None
+) -> tuple[int, int]:
     """Return the number of weights in a directory, and of those in a mixture's experts."""
     files = sorted(path.glob("*.safetensors"))
     if not files:
@@ -188,13 +206,17 @@ def count_parameters(path: Path, *, skip_packed: bool = False) -> tuple[int, int
         for name, tensor in _read_header(file).items():
             if name == "__metadata__" or (skip_packed and tensor["dtype"] not in _NUMBERS):
                 continue
-            if tensor["dtype"] not in _NUMBERS:
+            per_number = 1
+            if packed_bits is not None and tensor["dtype"] in ("I32", "I64"):
+                # The other integers are zero points and orders.
+                per_number = 32 // packed_bits if name.endswith(_PACKED) else 0
+            elif tensor["dtype"] not in _NUMBERS:
                 raise ValueError(
                     f"{file} has weights in {tensor['dtype']}, "
                     "a packed type, which is not supported; "
                     "describe the model with --params, --layers, --kv-heads and --head-dim"
                 )
-            count = math.prod(tensor["shape"])
+            count = math.prod(tensor["shape"]) * per_number
             total += count
             if ".experts." in name:
                 in_experts += count

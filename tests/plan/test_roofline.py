@@ -6,6 +6,7 @@ import json
 import math
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import safe_open
@@ -214,6 +215,39 @@ def test_experts_of_a_checkpoint_are_counted(tmp_path: Path) -> None:
 
     assert (shape.parameters, shape.active_parameters) == (75, 30)
     assert (shape.experts, shape.experts_used) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "weights"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "qweight", 8 * 6 + 15),
+        ({"quant_method": "gptq", "bits": 8}, "qweight", 4 * 6 + 15),
+        ({"quant_method": "awq", "w_bit": 4}, "qweight", 8 * 6 + 15),
+        (
+            {
+                "format": "pack-quantized",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4}}},
+            },
+            "weight_packed",
+            8 * 6 + 15,
+        ),
+    ],
+)
+def test_packed_weights_of_a_checkpoint_are_counted(
+    config: dict[str, Any], name: str, weights: int, tmp_path: Path
+) -> None:
+    path = write_checkpoint(tmp_path)
+    document = json.loads((path / "config.json").read_text()) | {"quantization_config": config}
+    (path / "config.json").write_text(json.dumps(document))
+    header = {
+        f"model.layers.0.up.{name}": {"dtype": "I32", "shape": [2, 3], "data_offsets": [0, 24]},
+        "model.layers.0.up.qzeros": {"dtype": "I32", "shape": [9], "data_offsets": [24, 60]},
+        "model.embed.weight": {"dtype": "BF16", "shape": [3, 5], "data_offsets": [60, 90]},
+    }
+    text = json.dumps(header).encode()
+    (path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+
+    assert read_checkpoint(path).parameters == weights
 
 
 def test_a_checkpoint_that_cannot_be_counted_is_refused_with_the_reason(tmp_path: Path) -> None:

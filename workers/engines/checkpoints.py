@@ -18,6 +18,8 @@ from transformers.utils import logging as library_logging
 from workers.contract.models import ModelSpec
 from workers.engines.options import TorchOptions
 from workers.engines.precision import quantize
+from workers.engines.quantized.formats import read_format
+from workers.engines.quantized.loading import load
 
 
 def checkpoint_path(spec: ModelSpec) -> Path:
@@ -49,23 +51,29 @@ def read_model(loader: Any, path: Path, options: TorchOptions, *, unused: str | 
     """Load a model for inference, quantised if its ``dtype`` is, on its device, by one of
     transformers' ``AutoModel`` classes.
 
-    ``unused``: substring of the names of weights that may be missing, because nothing uses them.
+    Weights that are stored in four or eight bits stay so if that is the ``dtype``. ``unused``:
+    substring of the names of weights that may be missing, because nothing uses them.
     """
     # The log has one JSON object per line; the library's progress bars and log handler break that.
     log: Any = library_logging
     log.disable_progress_bar()
     log.disable_default_handler()
     log.enable_propagation()
+    arguments: dict[str, Any] = {
+        "dtype": options.torch_dtype,
+        "local_files_only": True,
+        "trust_remote_code": False,
+        "use_safetensors": True,
+        "ignore_mismatched_sizes": True,
+        "output_loading_info": True,
+    }
+    stored, device = read_format(path), options.torch_device
+    keeps = stored is not None and stored.keeps == options.dtype
     try:
-        loaded: Any = loader.from_pretrained(
-            path,
-            dtype=options.torch_dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
+        if stored is None:
+            loaded: Any = loader.from_pretrained(path, **arguments)
+        else:
+            loaded = load(loader, path, stored, device if keeps else None, arguments)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"the weights in {path} cannot be read: {error}") from error
     model, report = loaded
@@ -79,6 +87,6 @@ def read_model(loader: Any, path: Path, options: TorchOptions, *, unused: str | 
                 f"the weights in {path} do not fit config.json: {len(keys)} {problem}, "
                 f"including {min(keys)}"
             )
-    device = options.torch_device
-    quantize(model, options.dtype, device)
+    if not keeps:
+        quantize(model, options.dtype, device)
     return model.to(device).requires_grad_(False).eval()

@@ -19,6 +19,7 @@ import torch
 from workers import devices
 from workers.contract.models import ModelSpec
 from workers.engines import registry
+from workers.engines.quantized.formats import read_format
 from workers.engines.registry import Serving
 from workers.protocol.engine import Hardware
 
@@ -29,6 +30,7 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {
     # Types of the large matrices' weights; everything else is bfloat16.
     "int8": torch.bfloat16,
     "fp8": torch.bfloat16,
+    "int4": torch.bfloat16,
 }
 UNQUANTIZED: Final = ("float32", "bfloat16", "float16")
 _STORED: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -38,11 +40,12 @@ _STORED: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 class TorchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of a catalog entry, beside those of engines without torch (``registry.Serving``)."""
 
-    dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
+    dtypes: ClassVar[tuple[str, ...]] = (*UNQUANTIZED, "int8", "fp8")
     """Values of ``dtype`` that the engine supports."""
 
     dtype: str = "auto"
-    """``auto`` is the checkpoint's own type on CUDA, and float32 on a CPU; ``read`` replaces it."""
+    """``auto`` is the checkpoint's own type on CUDA, and float32 on a CPU, where weights of four
+    bits stay what they are; ``read`` replaces it."""
     device: str = "auto"
     """``auto`` is CUDA if there is a device, otherwise the CPU. The first one of a list."""
     slots: int = 8
@@ -97,13 +100,22 @@ def read(spec: ModelSpec, kind: type[Own], *, counts: Iterable[str] = ()) -> Own
     device = options.torch_device
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device is {options.device}, but torch finds {_found()} here")
+    stored = None if spec.checkpoint is None else read_format(Path(spec.checkpoint))
+    keeps = None if stored is None else stored.keeps
     if options.dtype == "auto":
         dtype = "float32"
-        if device.type == "cuda" and spec.checkpoint is not None:
+        if keeps in kind.dtypes and (device.type == "cuda" or keeps == "int4"):
+            dtype = keeps
+        elif device.type == "cuda" and spec.checkpoint is not None:
             dtype = stored_dtype(Path(spec.checkpoint))
             # A type that the engine cannot use is not one of its own weights.
             dtype = dtype if dtype in kind.dtypes else "float32"
         options = msgspec.structs.replace(options, dtype=dtype)
+    if options.dtype == "int4" != keeps:
+        raise ValueError(
+            "dtype is int4, but the weights are not stored in four bits; use a GPTQ or AWQ "
+            "checkpoint of the model, or int8"
+        )
     if options.dtype == "float16" and device.type == "cpu":
         # Measured: 0.4 to 3 GFLOP/s; the same core reaches 200 in bfloat16 and 90 in float32.
         raise ValueError("float16 is many times slower than bfloat16 on a CPU; use that or float32")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +23,8 @@ from torch import nn
 
 QUANTIZED: Final = ("int8", "fp8")
 FP8: Final = torch.float8_e4m3fn
-_FP8_MAX: Final = 448.0
-_TINY: Final = 1e-12
+FP8_MAX: Final = 448.0
+TINY: Final = 1e-12
 _PACKED_FROM: Final = 1 << 20
 """Minimum weights of a layer to prepack; for smaller ones the call costs more than it saves."""
 _CUDA_ROWS: Final = 32
@@ -51,7 +51,7 @@ def quantize(model: nn.Module, dtype: str, device: torch.device) -> None:
                 setattr(module, name, linear_class(child.to(device)))
 
 
-class _QuantizedLinear(nn.Module):
+class QuantizedLinear(nn.Module):
     """``weight`` ``(out, in)`` of eight bits, ``scale`` ``(out,)`` float32."""
 
     weight: torch.Tensor
@@ -62,6 +62,13 @@ class _QuantizedLinear(nn.Module):
         self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)
         self.bias = bias
+
+    @classmethod
+    def of(cls, weight: torch.Tensor, scale: torch.Tensor, bias: nn.Parameter | None) -> Self:
+        """Return a layer of weights that are quantised already."""
+        made = cls.__new__(cls)
+        QuantizedLinear.__init__(made, weight, scale, bias)
+        return made
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         """Move the buffers with the module, but never cast them."""
@@ -89,18 +96,18 @@ class _QuantizedLinear(nn.Module):
         return all(size % multiple == 0 for size in self.weight.shape)
 
 
-class Int8Linear(_QuantizedLinear):
+class Int8Linear(QuantizedLinear):
     """On a CPU, large weights are in oneDNN's layout after the first product, and no buffer."""
 
     zeros: torch.Tensor
+    packed_bytes = 0
+    _packed: Any = None
+    _laid_out: torch.device | None = None
 
     def __init__(self, linear: nn.Linear) -> None:
         weight = linear.weight.detach().float()
-        scale = (weight.abs().amax(dim=1) / 127).clamp_min(_TINY)
+        scale = (weight.abs().amax(dim=1) / 127).clamp_min(TINY)
         super().__init__((weight / scale[:, None]).round().to(torch.int8), scale, linear.bias)
-        self._packed: Any = None
-        self.packed_bytes = 0
-        self._laid_out: torch.device | None = None
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
@@ -115,7 +122,7 @@ class Int8Linear(_QuantizedLinear):
         if self._packed is None and not _on_cpu(rows) and not self._divides(_INT8_MULTIPLE):
             return self._widened(rows)
         numbers = rows.float()
-        scale = (numbers.abs().amax(dim=1, keepdim=True) / 127).clamp_min(_TINY)
+        scale = (numbers.abs().amax(dim=1, keepdim=True) / 127).clamp_min(TINY)
         rounded = (numbers / scale).round()
         # An integer cannot be NaN; NaN survives because the scale of its row is NaN as well.
         if self._packed is not None:
@@ -177,19 +184,19 @@ def _packed_products_are_exact() -> bool:
     return bool((product == size * most * most).all())
 
 
-class Fp8Linear(_QuantizedLinear):
+class Fp8Linear(QuantizedLinear):
     """``weight`` is E4M3."""
 
     def __init__(self, linear: nn.Linear) -> None:
         weight = linear.weight.detach().float()
-        scale = (weight.abs().amax(dim=1) / _FP8_MAX).clamp_min(_TINY)
+        scale = (weight.abs().amax(dim=1) / FP8_MAX).clamp_min(TINY)
         super().__init__((weight / scale[:, None]).to(FP8), scale, linear.bias)
 
     def _product(self, rows: torch.Tensor) -> torch.Tensor:
         if not (self._divides(_FP8_MULTIPLE) and _multiplies_fp8(rows.device)):
             return self._widened(rows)
         largest = rows.float().abs().amax(dim=1, keepdim=True)
-        scale = (largest / _FP8_MAX).clamp_min(_TINY)
+        scale = (largest / FP8_MAX).clamp_min(TINY)
         out: torch.Tensor = torch._scaled_mm(
             (rows.float() / scale).to(FP8),
             self.weight.t(),

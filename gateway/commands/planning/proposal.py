@@ -95,6 +95,8 @@ def propose(
         raise NotServed(f"{error}; {_ELSEWHERE}") from None
     kind, proposal = subject.task, Proposal({}, plan)
     options: dict[str, Any] = {"dtype": _dtype(subject)}
+    if isinstance(subject.model, Shape) and subject.model.packed_bits == 4:
+        options["dtype"] = "auto"  # the engine keeps weights of four bits
     if isinstance(subject.model, Shape) and kind == "text-generation":
         here = proposal.here
         fitting = here["text"]["sequences"] if here is not None and here["text"] else SLOTS

@@ -18,12 +18,15 @@ from tests.workers.fakes import Clock
 from tests.workers.llm.checkpoints import make_checkpoint, make_engine, make_spec
 from tests.workers.llm.driver import Driver, choices, job, run_alone
 from tests.workers.llm.test_engine import EXPERTS, FAMILIES, LONG, QUESTIONS
+from tests.workers.test_stored_layers import fp8_matrix, int4_matrix
 from workers.contract.jobs import ChatInput, Completed
 from workers.engines.llm import graphs, varlen
 from workers.engines.llm.decoder import Decoder
 from workers.engines.llm.engine import LlmEngine
 from workers.engines.llm.sampling import Draw, SampledToken, Sampler, draw
 from workers.engines.precision import QUANTIZED
+from workers.engines.quantized import layers
+from workers.engines.quantized.layers import keep
 from workers.protocol.engine import Admitted
 from workers.runtime.step_loop import StepLoop
 
@@ -286,3 +289,18 @@ def test_model_that_is_evicted_frees_the_device(chat_checkpoint: Checkpoint) -> 
 
     assert torch.cuda.memory_allocated() - before < first / 10
     assert all(lane.demand.bytes <= 2 << 30 for lane in loop.lanes.values())
+
+
+def test_kernels_of_four_bits_and_of_fp8_blocks_are_used_and_right() -> None:
+    device = torch.device("cuda:0")
+    for kind, matrix in (("int4", int4_matrix(order=True)), ("fp8", fp8_matrix())):
+        layer = keep(matrix, None, kind)
+        assert layer is not None
+        x = torch.randn(40, matrix.values.shape[1])
+        expected = x @ matrix.widen().t()
+
+        got = layer.to(device)(x.bfloat16().to(device)).float().cpu()
+
+        assert float((got - expected).norm() / expected.norm()) < 0.06
+    assert layers._multiplies_int4(device)
+    assert layers._multiplies_blocks(device)

@@ -11,6 +11,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
@@ -169,6 +173,21 @@ _SHAPE: dict[str, Any] = {
 }
 
 
+_LATENT: dict[str, Any] = {
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+    "num_key_value_heads": 4,
+}
+
+
 def make_model(family: str, vocabulary: int, **changes: Any) -> Any:
     shape = {**_SHAPE, "vocab_size": vocabulary, **changes}
     match family:
@@ -195,6 +214,16 @@ def make_model(family: str, vocabulary: int, **changes: Any) -> Any:
             experts = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
             return Qwen3MoeForCausalLM(
                 Qwen3MoeConfig(**experts, norm_topk_prob=True, head_dim=16, **shape)
+            )
+        case "deepseek2":
+            routing = {"topk_method": "group_limited_greedy", "num_experts_per_tok": 3}
+            return DeepseekV2ForCausalLM(
+                DeepseekV2Config(**{**shape, **_LATENT, **routing, "q_lora_rank": None, **changes})
+            )
+        case "deepseek3":
+            experts = {"num_experts_per_tok": 3, "first_k_dense_replace": 0, "q_lora_rank": 24}
+            return DeepseekV3ForCausalLM(
+                DeepseekV3Config(**{**shape, **_LATENT, **experts, **changes})
             )
         case "gpt2":
             return GPT2LMHeadModel(

@@ -17,7 +17,7 @@ from workers.engines.llm.scheduling.pacing import PrefillPacing
 from workers.protocol.engine import Admitted, Wait
 
 Checkpoint = Callable[[str], Path]
-EXPERTS = ("mixtral", "qwen3moe")
+EXPERTS = ("mixtral", "qwen3moe", "deepseek2", "deepseek3")
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "phi3", "gemma3", *EXPERTS)
 QUESTIONS = (
     "the fox",
@@ -84,6 +84,8 @@ def test_greedy_answers_in_a_batch_equal_those_of_generate(
         (3, "gemma3", 4, "float32"),
         (4, "mistral", 2, "bfloat16"),
         (5, "qwen2", 6, "float32"),
+        (6, "deepseek3", 4, "float32"),
+        (7, "deepseek2", 5, "bfloat16"),
     ],
 )
 def test_answers_are_batch_invariant_to_the_last_bit(

@@ -99,7 +99,7 @@ def _truncate_the_weights(path: Path) -> None:
         (_drop("model.safetensors"), r"has no \*.safetensors"),
         (lambda path: (path / "config.json").write_text("{"), "config.json cannot be read"),
         (_configure(architectures=None), "unsupported model family unknown"),
-        (_configure(quantization_config={"quant_method": "gptq"}), r"quantised weights \(gptq\)"),
+        (_configure(quantization_config={"quant_method": "hqq"}), r"quantised weights \(hqq\)"),
         (
             _configure(intermediate_size=64),
             r"do not fit config.json: 6 mismatched, including model.layers.0",

@@ -44,14 +44,20 @@ class CacheShape:
     windows: tuple[int | None, ...] = ()
     """Number of latest tokens that each layer attends to, its own included; None for all. Empty if
     all layers attend to all tokens."""
+    latent: int | None = None
+    """Size of a value if it is the beginning of its key, so that only keys are stored."""
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None
 
     @property
+    def parts(self) -> int:
+        return 2 if self.latent is None else 1
+
+    @property
     def token_bytes(self) -> int:
         """Size of the keys and values of one position, in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return self.parts * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     @property
     def block_bytes(self) -> int:
@@ -215,9 +221,9 @@ class _PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class _GatherLayout:
-    """``store`` ``(2 · tokens · kv_heads,)`` and ``gather`` ``(2 · rows · kv_heads · blocks,)``
-    int64; ``masks`` of each column ``(rows, 1, 1, past)`` float32: 0, or -inf for masked positions.
-    ``near`` has those of layers with a window, by its size."""
+    """``store`` ``(parts · tokens · kv_heads,)`` and ``gather`` ``(parts · rows · kv_heads ·
+    blocks,)`` int64; ``masks`` of each column ``(rows, 1, 1, past)`` float32: 0, or -inf for masked
+    positions. ``near`` has those of layers with a window, by its size."""
 
     store: torch.Tensor
     rows: int
@@ -229,17 +235,18 @@ class _GatherLayout:
 
 
 class GatherCache(PagedCache[_GatherLayout]):
-    """A block of a layer is ``(2, kv_heads, block_tokens, head_dim)``: its keys and its values, so
-    that one operation copies few large parts."""
+    """A block of a layer is ``(parts, kv_heads, block_tokens, head_dim)``: its keys and its values,
+    so that one operation copies few large parts."""
 
     def __init__(self, shape: CacheShape, device: torch.device) -> None:
         super().__init__(shape, device)
-        self._parts = torch.arange(2 * shape.kv_heads, device=device).view(2, -1)
+        parts = torch.arange(shape.parts * shape.kv_heads, device=device)
+        self._parts = parts.view(shape.parts, -1)
         self._windows = {window for window in shape.windows if window is not None}
 
     def _allocate(self) -> torch.Tensor:
         shape = self.shape
-        block = (2 * shape.kv_heads, shape.block_tokens, shape.head_dim)
+        block = (shape.parts * shape.kv_heads, shape.block_tokens, shape.head_dim)
         self._layers = torch.zeros(
             shape.layers, shape.blocks + 2, *block, dtype=shape.dtype, device=self.device
         )
@@ -301,9 +308,9 @@ class GatherCache(PagedCache[_GatherLayout]):
     ) -> torch.Tensor:
         stored = self._layers[layer]
         flat = stored.view(-1, self.shape.head_dim)
-        source = torch.stack([part[0].transpose(0, 1) for part in new])
+        source = torch.stack([part[0].transpose(0, 1) for part in new[: self.shape.parts]])
         flat.index_copy_(0, layout.store, source.view(-1, self.shape.head_dim))
-        _, heads, tokens, head_dim = query.shape
+        _, heads, tokens, _ = query.shape
         rows, columns = layout.rows, layout.columns
         window = self.shape.window(layer)
         masks = layout.masks if window is None else layout.near.get(window, ())
@@ -314,7 +321,7 @@ class GatherCache(PagedCache[_GatherLayout]):
             assert past is not None
             decoded = _attend_by_row(query[0, :, :rows].transpose(0, 1), *past, masks[0], scaling)
             return F.pad(decoded, (0, 0, 0, 0, 0, tokens - rows))[None]
-        attended = query.new_zeros(1, tokens, heads, head_dim)
+        attended = query.new_zeros(1, tokens, heads, new[1].shape[-1])
         if past is not None:
             end = rows * columns
             for column, mask in enumerate(masks):
@@ -351,12 +358,12 @@ class GatherCache(PagedCache[_GatherLayout]):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values, each ``(rows, kv_heads, window, head_dim)``."""
         shape = self.shape
-        key, value = (
+        parts = (
             stored.view(-1, shape.block_tokens * shape.head_dim)
             .index_select(0, index)
-            .view(2, rows, shape.kv_heads, -1, shape.head_dim)
+            .view(shape.parts, rows, shape.kv_heads, -1, shape.head_dim)
         )
-        return key, value
+        return parts[0], parts[-1] if shape.latent is None else parts[0, ..., : shape.latent]
 
 
 def _is_near(past: torch.Tensor, until: torch.Tensor, window: int) -> torch.Tensor:
@@ -373,8 +380,9 @@ def _attend_by_row(
 ) -> torch.Tensor:
     """Compute the attention of one token per row to that row's past, with the same bits in any row.
 
-    ``query`` and the result are ``(rows, heads, head_dim)``. Computed in float32, because products
-    of shorter types are occasionally summed in a different order if a row is not aligned.
+    ``query`` is ``(rows, heads, head_dim)``; the result has the size of values. Computed in
+    float32, because products of shorter types are occasionally summed in a different order if a row
+    is not aligned.
     """
     rows, heads, head_dim = query.shape
     kv_heads = keys.shape[1]
@@ -382,7 +390,7 @@ def _attend_by_row(
     scores = torch.matmul(grouped, keys.float().transpose(-1, -2))
     scores = torch.add(mask, scores, alpha=head_dim**-0.5 if scaling is None else scaling)
     attended = torch.matmul(torch.softmax(scores, dim=-1), values.float())
-    return attended.view(rows, heads, head_dim).to(query.dtype)
+    return attended.view(rows, heads, -1).to(query.dtype)
 
 
 def attention_modules(model: Any) -> list[Any]:
@@ -409,7 +417,12 @@ def _attend(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     cache: PagedCache[Any] = module.tollgate_cache
-    return cache.attend(module.layer_idx, query, key, value, scaling), None
+    latents = getattr(module, "tollgate_latents", None)
+    if latents is None:
+        return cache.attend(module.layer_idx, query, key, value, scaling), None
+    projected = latents.project_query(query)
+    attended = cache.attend(module.layer_idx, projected, key, value, scaling)
+    return latents.project_result(attended), None
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

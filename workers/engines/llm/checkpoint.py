@@ -23,12 +23,14 @@ from workers.engines.checkpoints import (
 from workers.engines.llm import varlen
 from workers.engines.llm.cache import CacheShape, attention_modules
 from workers.engines.llm.experts import active_share, attach_experts, has_experts
+from workers.engines.llm.families.latent import check_routing, latent_size
 from workers.engines.llm.options import Options, read_context, reads_pictures
 from workers.engines.llm.vision.reader import PictureReader, make_reader
 from workers.engines.llm.vision.tower import TOWER, VISION_FAMILIES, Tower, drop_tower, has_vision
 from workers.engines.llm.vocabulary import Vocabulary, read_vocabulary
 from workers.engines.memory import weights_bytes
 from workers.engines.precision import QUANTIZED
+from workers.engines.quantized.formats import read_format
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,8 @@ FAMILIES: Final = (
     "Gemma3ForCausalLM",
     "MixtralForCausalLM",
     "Qwen3MoeForCausalLM",
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
     *VISION_FAMILIES,
 )
 BLOCK_TOKENS: Final = 64
@@ -116,19 +120,24 @@ def read_shape(spec: ModelSpec, options: Options) -> tuple[int, CacheShape]:
     config = _read_config(directory(spec))[0].get_text_config()
     context = _bound_context(spec, config)
     device, dtype = options.torch_device, options.torch_dtype
-    paged = varlen.find_attention(device, dtype) is not None
+    latent = latent_size(config)
+    paged = latent is None and varlen.find_attention(device, dtype) is not None
     block_tokens = varlen.BLOCK_TOKENS if paged else BLOCK_TOKENS
     # A sequence's last block is partly filled, so each needs up to one block more.
     tokens = options.cache_tokens or options.slots * (context + block_tokens)
     head_dim = getattr(config, "head_dim", None)
+    head_dim = head_dim or config.hidden_size // config.num_attention_heads
+    if latent is not None:
+        head_dim = latent + config.qk_rope_head_dim
     return context, CacheShape(
         layers=config.num_hidden_layers,
         blocks=-(-tokens // block_tokens),
         block_tokens=block_tokens,
-        kv_heads=config.num_key_value_heads,
-        head_dim=head_dim or config.hidden_size // config.num_attention_heads,
+        kv_heads=config.num_key_value_heads if latent is None else 1,
+        head_dim=head_dim,
         dtype=dtype,
         windows=_windows(config, context),
+        latent=latent,
     )
 
 
@@ -136,12 +145,14 @@ def _read_config(path: Path) -> tuple[Any, str]:
     """Return the configuration of a supported family, and the family."""
     document, family = read_architecture(path)
     check_family(family, FAMILIES, _ALTERNATIVE)
-    if quantization := document.get("quantization_config"):
-        method = quantization.get("quant_method", "an unknown method")
-        raise ValueError(f"quantised weights ({method}) are not supported; {_ALTERNATIVE}")
+    read_format(path)
     if document.get("use_bidirectional_attention"):
         raise ValueError(f"models with bidirectional attention cannot generate; {_ALTERNATIVE}")
     config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    try:
+        check_routing(config)
+    except ValueError as error:
+        raise ValueError(f"{error}; {_ALTERNATIVE}") from error
     return config, family
 
 
@@ -192,10 +203,12 @@ def relative_context_cost(model: Any, shape: CacheShape, heads: int) -> float:
 
 
 def _read_weights(path: Path, options: Options) -> Any:
+    stored = read_format(path)
     _, family = read_architecture(path)
     loader = AutoModelForImageTextToText if has_vision(family) else AutoModelForCausalLM
     model = read_model(loader, path, options)
-    if has_experts(model) and options.dtype in QUANTIZED:
+    keeps = stored is not None and stored.keeps == options.dtype
+    if has_experts(model) and options.dtype in QUANTIZED and not keeps:
         raise ValueError(
             f"dtype is {options.dtype}, but experts cannot be quantised; use bfloat16, or "
             f"{_ALTERNATIVE}"

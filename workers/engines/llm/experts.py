@@ -28,7 +28,8 @@ def active_share(model: Any) -> float:
     if not has_experts(model):
         return 1.0
     config = model.config
-    return float(config.num_experts_per_tok / config.num_local_experts)
+    count = getattr(config, "num_local_experts", None) or config.num_experts
+    return float(config.num_experts_per_tok / count)
 
 
 def attach_experts(model: Any) -> None:

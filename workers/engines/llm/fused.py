@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from workers.engines.llm.cache import PagedCache, attach
+from workers.engines.llm.families.latent import attach_latents
 from workers.engines.llm.vision.tower import VISION_FAMILIES, has_vision
 
 FUSED_FAMILIES: tuple[str, ...] = (
@@ -65,6 +66,7 @@ def make_model(model: Any, cache: PagedCache[Any], positions: int) -> PagedModel
     if has_vision(family):
         raise ValueError(f"a {family} is supported with the activation silu and without windows")
     attach(model, cache)
+    attach_latents(model)
     return functools.partial(_run_library, model)
 
 

@@ -5,12 +5,12 @@ Unsupported values raise ``ValueError`` with a message for the operator; none is
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import msgspec
 
 from workers.contract.models import ModelSpec
-from workers.engines.options import TorchOptions, read
+from workers.engines.options import DTYPES, TorchOptions, read
 
 DRAFT_TOKENS_MAX: Final = 16
 
@@ -28,6 +28,8 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Options(TorchOptions, frozen=True, forbid_unknown_fields=True):
     """Options of the catalog entry, beside those of every torch engine (``TorchOptions``)."""
+
+    dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
 
     cache_tokens: int | None = None
     """Capacity of the KV cache in tokens, for all sequences together. Default: enough for ``slots``

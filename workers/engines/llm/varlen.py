@@ -165,7 +165,7 @@ def make_cache(
     Blocks are read in place only if that gives the result of a ``GatherCache`` on this device.
     """
     attention = find_attention(device, shape.dtype)
-    if attention is None:
+    if attention is None or shape.latent is not None:  # the kernels support no heads of this size
         return GatherCache(shape, device)
     # One split per row, whatever else is in the step: batch invariance.
     splits = 1 if batch_invariant else None

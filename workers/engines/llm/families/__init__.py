@@ -1,0 +1,1 @@
+"""What single families of language models need beside the library's modules."""
