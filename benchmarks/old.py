@@ -15,19 +15,17 @@ import asyncio
 import os
 import resource
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from sqlalchemy import Connection, create_engine, func, insert, select, text, update
-from sqlalchemy.engine import make_url
+from sqlalchemy import Connection, func, insert, select, text, update
 
+from benchmarks.databases import server, two_databases
 from benchmarks.ledger import Books, Figure, chat, run
 from benchmarks.sweep import HOLDS, fill_holds, started
 from gateway.accounts.accounts import create_account
@@ -91,13 +89,8 @@ class Installation:
 def main() -> None:
     size = size_of(RECEIPTS)
     print(f"\nold: {RECEIPTS:,} receipts of {size.months} months, {HOLDS:,} open requests")
-    with tempfile.TemporaryDirectory() as directory:
-        if postgres := os.environ.get("BENCH_POSTGRES"):
-            with databases_on_server(postgres) as urls:
-                measure("PostgreSQL", *urls, Path(directory))
-            return
-        new, old = (f"sqlite:///{Path(directory) / name}.db" for name in ("new", "old"))
-        measure("SQLite", new, old, Path(directory))
+    with two_databases("new", "old") as made:
+        measure(made.name, *made.urls, made.directory)
 
 
 def measure(name: str, new_url: str, old_url: str, directory: Path) -> None:
@@ -170,39 +163,12 @@ def install(url: str, *, receipts: int, size: Size) -> Installation:
         for month in months[:-2]:
             close_month(database, month, author=BENCH)
     if database.engine.dialect.name == "postgresql":
-        with _server(url) as connection:
+        with server(url) as connection:
             connection.execute(text("VACUUM ANALYZE"))
     hot = [(account, owned[0]) for account, owned in owners]
     books = Books(open_engine(url, lane=WRITE), hot, price_id, chat())
     account, owned = owners[0]
     return Installation(url, database, books, account, owned[0], tuple(months[:-1]))
-
-
-@contextmanager
-def databases_on_server(url: str) -> Iterator[tuple[str, str]]:
-    """Make two databases on a PostgreSQL server."""
-    names = [f"tollgate_bench_{os.getpid()}_{which}" for which in ("new", "old")]
-    try:
-        with _server(url) as connection:
-            for name in names:
-                connection.execute(text(f"CREATE DATABASE {name}"))
-        own = make_url(url).set(drivername="postgresql+psycopg")
-        new, old = (own.set(database=name).render_as_string(hide_password=False) for name in names)
-        yield new, old
-    finally:
-        with _server(url) as connection:
-            for name in names:
-                connection.execute(text(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
-
-
-@contextmanager
-def _server(url: str) -> Iterator[Connection]:
-    """Connect to a PostgreSQL server without a transaction around statements."""
-    own = make_url(url).set(drivername="postgresql+psycopg")
-    engine = create_engine(own, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        yield connection
-    engine.dispose()
 
 
 def _open_account(connection: Connection, number: int, moment: datetime) -> tuple[int, list[int]]:

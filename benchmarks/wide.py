@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,14 +21,15 @@ from typing import Final
 
 from sqlalchemy import Connection, insert, select
 
+from benchmarks.databases import two_databases
 from benchmarks.ledger import Books, chat, run
-from benchmarks.old import databases_on_server
 from gateway.accounts.accounts import create_account, list_accounts
 from gateway.accounts.keys import KeyFilter, authenticate, create_key, list_keys
 from gateway.catalog.listing import model_view
 from gateway.catalog.store import LiveCatalog
 from gateway.ledger.prices import set_price
 from gateway.ledger.transfers import add_credit
+from gateway.operations import limits
 from gateway.operations import prices as price_operations
 from gateway.pricing import Component, Price
 from gateway.sql.database import Database, migrate
@@ -67,13 +67,8 @@ class Installation:
 
 def main() -> None:
     print(f"\nwide: {WIDE:,} keys and prices, {WIDE // 10:,} accounts, {WIDE // 100:,} models")
-    with tempfile.TemporaryDirectory() as directory:
-        if postgres := os.environ.get("BENCH_POSTGRES"):
-            with databases_on_server(postgres) as urls:
-                measure("PostgreSQL", *urls, Path(directory))
-            return
-        few, wide = (f"sqlite:///{Path(directory) / name}.db" for name in ("few", "wide"))
-        measure("SQLite", few, wide, Path(directory))
+    with two_databases("few", "wide") as made:
+        measure(made.name, *made.urls, made.directory)
 
 
 def measure(name: str, few_url: str, wide_url: str, directory: Path) -> None:
@@ -167,13 +162,27 @@ def _reads() -> dict[str, Callable[[Installation, Connection], object]]:
             connection, KeyFilter(each.books.owners[-1][0]), limit=100
         ),
         "100 accounts": lambda each, connection: list_accounts(connection, limit=100),
-        "all prices of an account": lambda each, connection: price_operations.list_all(
-            connection, model=None, account=str(each.books.owners[-1][0]), cache={}
+        "100 prices of an account": lambda each, connection: _prices(
+            connection, account=str(each.books.owners[-1][0])
         ),
-        "all prices of a model": lambda each, connection: price_operations.list_all(
-            connection, model="bench-0", account=None, cache={}
+        "100 prices of a model": lambda each, connection: _prices(connection, model="bench-0"),
+        "100 prices of all": _prices_of_all,
+        "100 limits of all": lambda each, connection: limits.list_page(
+            connection, None, limit=100, cursor=None
         ),
     }
+
+
+def _prices(
+    connection: Connection, *, model: str | None = None, account: str | None = None
+) -> object:
+    return price_operations.list_page(
+        connection, model=model, account=account, limit=100, cursor=None, cache={}
+    )
+
+
+def _prices_of_all(_: Installation, connection: Connection) -> object:
+    return _prices(connection)
 
 
 def _read(each: Installation, do: Callable[[Installation, Connection], object]) -> float:

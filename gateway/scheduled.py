@@ -31,6 +31,7 @@ from gateway.billing.usage.rollups import (
     build_due,
     build_due_days,
 )
+from gateway.catalog.selling.terms import delete_old_changes
 from gateway.catalog.store import LiveCatalog
 from gateway.catalog.upstream_check import check_upstreams
 from gateway.errors import Conflict
@@ -56,6 +57,7 @@ log = logging.getLogger(__name__)
 
 CHECK_EVERY_S: Final = 5.0
 BATCH: Final = 200
+CHANGES: Final = 1000
 ERASURE_ATTEMPTS: Final = 5
 NOTICE_ACCOUNTS: Final = 100
 """Accounts whose notices are found together."""
@@ -216,6 +218,15 @@ def aside_tasks(database: Database) -> tuple[ScheduledTask, ...]:
         )
 
     return (ScheduledTask("set aside", timedelta(minutes=1), tidy_notes),)
+
+
+def price_tasks(database: Database) -> tuple[ScheduledTask, ...]:
+    """Delete what no gateway needs from the journal of price changes."""
+    return (ScheduledTask("price changes", HOUR, _in_batches(database, _delete_changes, CHANGES)),)
+
+
+def _delete_changes(connection: Connection, now: datetime, *, limit: int) -> int:
+    return delete_old_changes(connection, limit=limit)
 
 
 def reconciliation_tasks(

@@ -42,6 +42,9 @@ RETENTION_MIN: Final[Mapping[str, float]] = {
     # Longer than a month, so that its budgets are not told twice.
     "notice_retention_days": 40,
     "audit_retention_days": 1,
+    "batch_retention_days": 1,
+    # Longer than a month, whose window it can be.
+    "budget_window_retention_days": 62,
 }
 """Settings of retention, with the least value of each; 0 is excluded."""
 RETENTION_ENDLESS: Final = (
@@ -50,6 +53,8 @@ RETENTION_ENDLESS: Final = (
     "webhook_retention_days",
     "notice_retention_days",
     "audit_retention_days",
+    "batch_retention_days",
+    "budget_window_retention_days",
 )
 """Settings that can be ``forever``."""
 RETENTION_YEARS_MAX: Final = 100
@@ -268,6 +273,10 @@ class Settings(BaseSettings):
     """Retention of notices and their deliveries."""
     audit_retention_days: float | None = None
     """Retention of the audit log."""
+    batch_retention_days: float | None = None
+    """Retention of batches after their end; their requests and files have their own."""
+    budget_window_retention_days: float | None = None
+    """Retention of the sums of a budget's hours, days and months since their start."""
     notice_credit_low_usd: str | None = None
     """Credit, such as `5`, below which an account is told that it is nearly used up."""
     console: bool = True

@@ -23,6 +23,7 @@ from sqlalchemy import (
     insert,
     or_,
     select,
+    tuple_,
     update,
 )
 
@@ -87,11 +88,10 @@ def remove_limit(
     connection: Connection, account_id: int, *, key_id: int | None = None, model: str | None = None
 ) -> Limit:
     """Delete a limit and return it. Raise ``LookupError`` if it does not exist."""
-    wanted = (account_id, key_id, model)
-    for found in list_limits(connection, account_id):
-        if (found.account_id, found.key_id, found.model) == wanted:
-            _write(connection, Limit(account_id, key_id, model))
-            return found
+    found = find_limit(connection, account_id, key_id=key_id, model=model)
+    if found is not None:
+        _write(connection, Limit(account_id, key_id, model))
+        return found
     whose = f"account {account_id}" + (f", key {key_id}" if key_id is not None else "")
     raise LookupError(f"no such limit: {whose}{f', model {model}' if model else ''}")
 
@@ -104,8 +104,7 @@ def set_concurrent(
     Raise ``LookupError`` if the account does not own the key.
     """
     lock_accounts(connection, [account_id])
-    known = [one for one in list_limits(connection, account_id) if one.key_id == key_id]
-    own = next((one for one in known if one.model is None), Limit(account_id, key_id))
+    own = find_limit(connection, account_id, key_id=key_id) or Limit(account_id, key_id)
     _write(connection, replace(own, concurrent_max=concurrent_max))
 
 
@@ -119,24 +118,69 @@ def concurrent_of(connection: Connection, key_ids: Collection[int]) -> dict[int,
     return {row.key_id: row.concurrent_max for row in connection.execute(query)}
 
 
-def list_limits(connection: Connection, account_id: int | None = None) -> list[Limit]:
-    """Return the limits of one account, or of all, ordered by account, key and model."""
-    of_tables, of_keys = select(rate_limits), select(keys)
+def list_limits(
+    connection: Connection,
+    account_id: int | None = None,
+    *,
+    limit: int | None = None,
+    after: tuple[int, int, str] | None = None,
+) -> list[Limit]:
+    """Return the limits of one account, or of all, ordered by account, key and model.
+
+    ``limit``: their number at most. ``after``: account, key or 0, model or '' of the one before.
+    """
+    table = rate_limits.c
+    of_tables = select(rate_limits).order_by(table.account_id, table.key_id, table.model)
+    of_keys = select(keys).order_by(keys.c.account_id, keys.c.id)
+    if after is not None:
+        of_tables = of_tables.where(
+            tuple_(table.account_id, table.key_id, table.model) > tuple_(*after)
+        )
+        # A key's limit over all models is before those of its models.
+        of_keys = of_keys.where(tuple_(keys.c.account_id, keys.c.id) > tuple_(*after[:2]))
     if account_id is not None:
         of_tables = of_tables.where(rate_limits.c.account_id == account_id)
         of_keys = of_keys.where(keys.c.account_id == account_id)
-    of_keys = of_keys.where(
-        keys.c.revoked_at.is_(None),
-        or_(keys.c.requests_per_minute.is_not(None), keys.c.tokens_per_minute.is_not(None)),
-    )
+    of_keys = of_keys.where(*_limited_keys())
     found: dict[tuple[int, int, str], Limit] = {}
-    for row in connection.execute(of_tables).mappings():
+    for row in connection.execute(of_tables.limit(limit)).mappings():
         found[row["account_id"], row["key_id"], row["model"]] = read_limit(dict(row))
-    for row in connection.execute(of_keys).mappings():
+    for row in connection.execute(of_keys.limit(limit)).mappings():
         place = (row["account_id"], row["id"], "")
         other = found.get(place)
         found[place] = key_limit(dict(row), concurrent_max=other.concurrent_max if other else None)
-    return [found[place] for place in sorted(found)]
+    # Models of a key stay in the order of the database, which is that of its pages.
+    places = sorted(found, key=lambda place: (place[0], place[1], place[2] != ""))
+    return [found[place] for place in places[:limit]]
+
+
+def find_limit(
+    connection: Connection, account_id: int, *, key_id: int | None = None, model: str | None = None
+) -> Limit | None:
+    """Return the limit of an account, key and model."""
+    table = rate_limits.c
+    query = select(rate_limits).where(
+        table.account_id == account_id, table.key_id == (key_id or 0), table.model == (model or "")
+    )
+    row = connection.execute(query).mappings().first()
+    found = None if row is None else read_limit(dict(row))
+    if key_id is None or model is not None:
+        return found
+    of_key = select(keys).where(
+        keys.c.id == key_id, keys.c.account_id == account_id, *_limited_keys()
+    )
+    row = connection.execute(of_key).mappings().first()
+    if row is None:
+        return found
+    return key_limit(dict(row), concurrent_max=found.concurrent_max if found else None)
+
+
+def _limited_keys() -> tuple[ColumnElement[bool], ...]:
+    """SQL conditions: the key is in use and has limits over all models of its own."""
+    return (
+        keys.c.revoked_at.is_(None),
+        or_(keys.c.requests_per_minute.is_not(None), keys.c.tokens_per_minute.is_not(None)),
+    )
 
 
 def read_limit(row: Mapping[str, Any]) -> Limit:

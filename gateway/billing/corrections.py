@@ -14,7 +14,6 @@ from typing import Final
 from sqlalchemy import Connection, func, select
 
 from gateway.accounts.locks import lock_accounts, lock_organisations
-from gateway.archive.bring_back import Rows
 from gateway.archive.marks import Archive, accepted_archives, archive_changed, refuse_archived
 from gateway.billing.charged import (
     NOTED,
@@ -54,11 +53,11 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class ArchivedCorrections:
-    """What was charged too much in archived months, and the rows to bring back to refund it."""
+    """What was charged too much in archived months. Its receipts are in the database again, unless
+    nothing is to be booked."""
 
     archives: Sequence[Archive]
     overpaid: Sequence[Correction]
-    rows: Sequence[Rows]
 
 
 def plan(

@@ -14,7 +14,7 @@ from gateway.archive.marks import REMOVED, Archive, list_archives
 from gateway.checks.moments import MICROSECOND
 from gateway.tables.archives import archived_charges
 from gateway.tables.core import receipts, refunds, transfers
-from gateway.tables.settlement_time import settled_within
+from gateway.tables.settlement_time import booked_at, recent_transfers, settled_within
 
 REQUESTS_MAX = 1000
 """Maximum number of requests listed for one charge; a batch of charges has at most 128."""
@@ -57,19 +57,24 @@ def entries(
     kind: str | None = None,
 ) -> list[LedgerEntry]:
     """List transfers by descending id, starting below an id."""
-    rows = []
-    for side in (transfers.c.from_account, transfers.c.to_account):
-        query = _entries().where(side == account_id).order_by(transfers.c.id.desc())
-        if below is not None:
-            query = query.where(transfers.c.id < below)
-        if kind is not None:
-            query = query.where(transfers.c.kind == kind)
-            if kind != "charge":
-                # Literally the condition of the partial index, so that the planner uses it.
-                query = query.where(transfers.c.kind != literal_column("'charge'"))
-        inward = side is transfers.c.to_account
-        rows += [(row, inward) for row in connection.execute(query.limit(limit))]
-    rows = sorted(rows, key=lambda each: each[0].id, reverse=True)[:limit]
+    conditions = [] if below is None else [transfers.c.id < below]
+    if kind is not None:
+        conditions.append(transfers.c.kind == kind)
+        if kind != "charge":
+            # Literally the condition of the partial index, so that the planner uses it.
+            conditions.append(transfers.c.kind != literal_column("'charge'"))
+    rows: list[tuple[Any, bool]] = []
+    # Of rare kinds a month or a year hardly ever has enough.
+    spans = recent_transfers(connection, below) if kind in (None, "charge") else [([], None)]
+    for span, complete_from in spans:
+        rows = []
+        for side in (transfers.c.from_account, transfers.c.to_account):
+            query = _entries().where(side == account_id, *conditions, *span)
+            found_rows = connection.execute(query.order_by(transfers.c.id.desc()).limit(limit))
+            rows += [(row, side is transfers.c.to_account) for row in found_rows]
+        rows = sorted(rows, key=lambda each: each[0].id, reverse=True)[:limit]
+        if complete_from and len(rows) == limit and rows[-1][0].booked_at >= complete_from:
+            break
     counts = _count_requests(connection, [row for row, _ in rows])
     found = [_entry(row, inward, counts[row.id]) for row, inward in rows]
     if kind in (None, "charge"):
@@ -101,8 +106,11 @@ def find_entry(
 
     Raise ``LookupError`` if it is unknown.
     """
-    for side in (transfers.c.from_account, transfers.c.to_account):
-        row = connection.execute(_entries().where(transfers.c.id == id, side == account_id)).first()
+    moment = booked_at(connection, id)
+    for side in (transfers.c.from_account, transfers.c.to_account) if moment else ():
+        # By its moment as well, so that only one partition is read.
+        query = _entries().where(transfers.c.id == id, transfers.c.booked_at == moment)
+        row = connection.execute(query.where(side == account_id)).first()
         if row is not None:
             rows = connection.execute(
                 select(receipts.c.request_id, receipts.c.model, receipts.c.charge_nanos)
@@ -151,10 +159,16 @@ def _has_charge(archive: Archive, id: int) -> bool:
 
 def charge_of(connection: Connection, account_id: int, request_id: str) -> LedgerEntry | None:
     """Find the transfer that charged a request; None if it is free, or archived."""
-    booked = select(receipts.c.transfer_id).where(receipts.c.request_id == request_id)
+    settled = select(receipts.c.transfer_id, receipts.c.settled_at)
+    receipt = connection.execute(settled.where(receipts.c.request_id == request_id)).first()
+    if receipt is None or receipt.transfer_id is None:
+        return None
+    # A charge is booked when its receipts are settled.
     row = connection.execute(
         _entries().where(
-            transfers.c.id == booked.scalar_subquery(), transfers.c.from_account == account_id
+            transfers.c.id == receipt.transfer_id,
+            transfers.c.booked_at == receipt.settled_at,
+            transfers.c.from_account == account_id,
         )
     ).first()
     if row is None:

@@ -13,12 +13,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Final, Literal, Self, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import IntegrityError, NoResultFound
@@ -27,30 +27,33 @@ from gateway import metrics
 from gateway.aside import Aside
 from gateway.audit_log import Author, record
 from gateway.catalog.advice import log_findings
-from gateway.catalog.batch_prices import BatchPrice, PriceSchedule, PriceStart, due
 from gateway.catalog.editing.files import save_file, write_file
 from gateway.catalog.loader import read_catalog
 from gateway.catalog.problems import CatalogError, CatalogProblem
 from gateway.catalog.reloads import Follower, announce_load, digest_of, read_announced
 from gateway.catalog.schema import Catalog, CatalogEntry
+from gateway.catalog.selling.batch_prices import BatchPrice, due
+from gateway.catalog.selling.terms import (
+    NO_TERMS,
+    OwnPrices,
+    TermsReading,
+    Terms,
+    own_prices,
+    read_terms,
+)
 from gateway.checks.moments import timestamp
 from gateway.errors import InvalidRequest, Unavailable
-from gateway.ledger.discounts import (
-    Discounts,
-    discount_in_force,
-    put_discount_in_force,
-    read_discounts,
-)
+from gateway.ledger.discounts import discount_in_force, put_discount_in_force
 from gateway.ledger.expenses import NO_RATES
 from gateway.ledger.prices import (
     LIST,
     OPERATOR_NOTICE_S,
     PriceCache,
     PriceChange,
-    not_cancelled,
     put_in_force,
     read_catalog_change,
     read_price,
+    read_prices,
     read_version,
     store_price,
 )
@@ -72,20 +75,10 @@ much smaller than this."""
 NOTICE_ALONE_S: Final = 0.5
 """The same for a single gateway: time to commit the change."""
 ATTEMPTS: Final = 3
-
-
-class Terms(NamedTuple):
-    """All prices and discounts that were, are or will be in force."""
-
-    version: int
-    schedule: PriceSchedule
-    discounts: Discounts
-
+_UNREADABLE: Final = (LookupError, TypeError, ValueError, NoResultFound)
 
 BatchPrices: TypeAlias = dict[BatchPrice, tuple[int, Price] | None]
 """Batch price and its id, by price and discount; None if the model is not sold in batches."""
-
-_NO_TERMS: Final = Terms(0, {}, {})
 
 
 class LiveCatalog:
@@ -107,7 +100,7 @@ class LiveCatalog:
         self._hour_nanos = hour_nanos
         self._advised: Mapping[str, CatalogEntry] | None = None
         self._follower = Follower()
-        self._terms = _NO_TERMS
+        self._terms = NO_TERMS
         self._batch_prices: BatchPrices = {}
         self._unreadable: set[int] = set()
         self._read_at = -NOTICE_S
@@ -218,10 +211,10 @@ class LiveCatalog:
     async def refresh(self) -> None:
         """Read the prices that any process has put in force: one row, if nothing has changed."""
         started = time.monotonic()
-        terms, unmade = await self._database.read(self._read_new)
-        if unmade:
-            self._add(await self._write(lambda connection: self._make(connection, terms)))
-        self._apply(terms, started)
+        found = await self._database.read(self._read_new)
+        if found is not None and self._unmade(found):
+            self._add(await self._write(lambda connection: self._make(connection, found)))
+        self._apply(self._terms if found is None else found.terms, started)
         for price_id in tuple(self._unreadable):
             await self._aside.note("price", str(price_id), "The price row cannot be read.")
 
@@ -297,6 +290,10 @@ class LiveCatalog:
         own = (name, account_id)
         return account_id != LIST and self._in_force(own, datetime.now(UTC)) is not None
 
+    def own_prices(self) -> dict[str, OwnPrices]:
+        """Count the price overrides of each model, and find the next start of its prices."""
+        return own_prices(self._terms.schedule, datetime.now(UTC))
+
     def names(self) -> tuple[str, ...]:
         """Return the models on sale."""
         return tuple(self._entries)
@@ -323,9 +320,11 @@ class LiveCatalog:
         sha256, loaded = digest_of(content), digest_of(self.content) if self.content else None
         notice = timedelta(seconds=NOTICE_ALONE_S if self._alone else NOTICE_S)
 
+        sold_before = select(price_periods.c.model).where(price_periods.c.account_id == LIST)
+
         def write(connection: Connection) -> tuple[datetime, Terms, BatchPrices, int]:
             now = datetime.now(UTC)
-            sold = set(connection.execute(select(price_periods.c.model).distinct()).scalars())
+            sold = set(connection.execute(sold_before).scalars())
             version = read_version(connection)
             changed: list[str] = []
             prices: dict[str, PriceChange] = {}
@@ -352,8 +351,8 @@ class LiveCatalog:
                 before = {"sha256": loaded} if loaded else None
                 record(connection, by, act, "catalog", before=before, after=after)
             loads = 0 if author is None else announce_load(connection, sha256)
-            terms = self._read(connection)
-            return now, terms, self._make(connection, terms), loads
+            found = self._read(connection)
+            return now, found.terms, self._make(connection, found), loads
 
         started = time.monotonic()
         now, terms, made, loads = await self._write(write)
@@ -393,62 +392,56 @@ class LiveCatalog:
         self._read_at = max(self._read_at, started)
 
     def _name_models(self) -> None:
-        models = (*self._entries, *(model for model, _ in self._terms.schedule))
-        self.names_ever = tuple(dict.fromkeys(models))
+        self.names_ever = tuple(dict.fromkeys((*self._entries, *self._terms.models)))
 
-    def _read_new(self, connection: Connection) -> tuple[Terms, bool]:
-        """Return the current terms, and whether their batch prices are incomplete."""
+    def _read_new(self, connection: Connection) -> TermsReading | None:
+        """Return the current terms; None if they have not changed."""
         known = self._terms
         self._follower.announced = read_announced(connection)
-        if self._follower.announced.version == known.version:
-            # Terms are applied only after their batch prices exist.
-            return known, False
-        terms = self._read(connection)
-        return terms, bool(self._unmade(terms))
+        # Terms are applied only after their batch prices exist.
+        unchanged = self._follower.announced.version == known.version
+        return None if unchanged else self._read(connection)
 
-    def _read(self, connection: Connection) -> Terms:
-        """Read all price starts, and the price rows that this process has not read yet."""
-        # First: anything committed after this has a later version, and is read with it.
-        version = read_version(connection)
-        schedule: defaultdict[tuple[str, int], list[PriceStart]] = defaultdict(list)
-        rows = connection.execute(
-            select(
-                price_periods.c.model,
-                price_periods.c.account_id,
-                price_periods.c.effective_from,
-                price_periods.c.price_id,
-            )
-            .where(not_cancelled())
-            .order_by(price_periods.c.effective_from)
-        )
-        for model, account_id, starts_at, price_id in rows.all():
-            schedule[model, account_id].append(PriceStart(starts_at, price_id))
-            if price_id is not None and price_id not in self._unreadable:
+    def _read(self, connection: Connection) -> TermsReading:
+        """Read what has changed, and the price rows that this process has not read yet."""
+        found = read_terms(connection, self._terms)
+        wanted = {
+            start.price_id: model
+            for (model, _), starts in found.changed.items()
+            for start in starts
+            if start.price_id is not None
+            and start.price_id not in self.prices
+            and start.price_id not in self._unreadable
+        }
+        with contextlib.suppress(*_UNREADABLE):
+            read_prices(connection, wanted, self.prices)
+        for price_id, model in wanted.items():
+            if price_id not in self.prices:
                 self._read_price(connection, model, price_id)
-        return Terms(version, dict(schedule), read_discounts(connection))
+        return found
 
     def _read_price(self, connection: Connection, model: str, price_id: int) -> None:
         """Read a price row. An unreadable one is set aside: while it is in force, its model is not
         for sale. Other models are not affected."""
         try:
             read_price(connection, price_id, self.prices)
-        except (LookupError, TypeError, ValueError, NoResultFound):
+        except _UNREADABLE:
             log.exception("price %d of %r is unreadable; set another one", price_id, model)
             metrics.UNREADABLE_PRICES.labels(model).inc()
             self._unreadable.add(price_id)
 
-    def _unmade(self, terms: Terms) -> dict[BatchPrice, str]:
-        wanted = due(terms.schedule, terms.discounts, datetime.now(UTC))
+    def _unmade(self, found: TermsReading) -> dict[BatchPrice, str]:
+        wanted = due(found.changed, found.terms.discounts, datetime.now(UTC))
         return {
             pair: model
             for pair, model in wanted.items()
             if pair not in self._batch_prices and pair[0] not in self._unreadable
         }
 
-    def _make(self, connection: Connection, terms: Terms) -> BatchPrices:
+    def _make(self, connection: Connection, found: TermsReading) -> BatchPrices:
         """Create rows for the batch prices that are missing."""
         made: BatchPrices = {}
-        for (price_id, discount), model in sorted(self._unmade(terms).items()):
+        for (price_id, discount), model in sorted(self._unmade(found).items()):
             try:
                 price = discounted(self.prices[price_id], Fraction(discount))
             except (ValueError, ZeroDivisionError) as error:

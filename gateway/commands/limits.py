@@ -155,10 +155,11 @@ def limit_set(key: str | None, as_json: bool, **entered: Any) -> None:
 
 @limit.command("list", epilog=example("tollgate limit list acme"))
 @any_account_argument
+@page_options
 @json_option
-def limit_list(account: str | None, as_json: bool) -> None:
-    """List limits, of one account or of all."""
-    print_views(look_up(limits.list_all, account), LIMIT, as_json)
+def limit_list(account: str | None, as_json: bool, **pages: Any) -> None:
+    """List limits, of one account or of all, by account, key and model."""
+    print_page(look_up(limits.list_page, account, **pages), LIMIT, as_json)
 
 
 @limit.command("remove", epilog=example("tollgate limit remove acme --model pocket-chat"))

@@ -19,8 +19,10 @@ from gateway.commands.terminal import (
     json_option,
     look_up,
     open_database,
+    page_options,
     perform,
     print_json,
+    print_page,
     print_rows,
     print_views,
     read_body,
@@ -86,10 +88,11 @@ def invoice() -> None:
 
 @invoice.command("list", epilog=example("tollgate invoice list acme"))
 @click.argument("account", metavar="[ACCOUNT]", required=False)
+@page_options
 @json_option
-def invoice_list(account: str | None, as_json: bool) -> None:
-    """List invoices and credit notes, of one account or of all."""
-    print_views(look_up(invoices.list_all, account), INVOICE, as_json)
+def invoice_list(account: str | None, as_json: bool, **pages: Any) -> None:
+    """List invoices and credit notes, of one account or of all, in order of issue."""
+    print_page(look_up(invoices.list_page, account, **pages), INVOICE, as_json)
 
 
 @invoice.command(

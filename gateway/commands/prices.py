@@ -21,7 +21,9 @@ from gateway.commands.terminal import (
     example,
     json_option,
     look_up,
+    page_options,
     perform,
+    print_page,
     print_views,
     read_body,
     read_settings,
@@ -128,11 +130,11 @@ def price_cancel(as_json: bool, **entered: Any) -> None:
 @price.command("list", epilog=example("tollgate catalog price list pocket-chat --account acme"))
 @click.argument("model", required=False)
 @account_option
+@page_options
 @json_option
-def price_list(model: str | None, account: str | None, as_json: bool) -> None:
-    """List every price that was, is or will be in force, and those that were cancelled."""
-    found = look_up(prices.list_all, model=model, account=account, cache={})
-    print_views(found, _row, as_json)
+def price_list(as_json: bool, **entered: Any) -> None:
+    """List prices that were, are or will be in force, or were cancelled."""
+    print_page(look_up(prices.list_page, **entered, cache={}), _row, as_json)
 
 
 @click.command(

@@ -8,7 +8,7 @@ charges can be recomputed like all others.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import Final, NamedTuple, TypeAlias
@@ -50,12 +50,13 @@ def put_discount_in_force(
     )
 
 
-def read_discounts(connection: Connection) -> Discounts:
-    """Read all discounts: past, present and scheduled."""
+def read_discounts(connection: Connection, models: Collection[str] | None = None) -> Discounts:
+    """Read all discounts, of some models or of all: past, present and scheduled."""
+    query = select(batch_discounts)
+    if models is not None:
+        query = query.where(batch_discounts.c.model.in_(models))
     found: defaultdict[str, list[Discount]] = defaultdict(list)
-    for row in connection.execute(
-        select(batch_discounts).order_by(batch_discounts.c.effective_from)
-    ):
+    for row in connection.execute(query.order_by(batch_discounts.c.effective_from)):
         found[row.model].append(Discount(row.effective_from, row.discount))
     return dict(found)
 

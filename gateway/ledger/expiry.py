@@ -23,6 +23,7 @@ from gateway.ledger.periods import (
 )
 from gateway.ledger.transfers import add_credit, move
 from gateway.tables.core import SYSTEM_ACCOUNTS, accounts, lots, transfers
+from gateway.tables.settlement_time import LEAD
 
 
 def give_allowances(
@@ -34,7 +35,9 @@ def give_allowances(
     """
     month = month_of(now)
     name = literal("free:") + cast(accounts.c.id, String) + literal(f":{month}")
-    given = select(transfers.c.id).where(transfers.c.key == name)
+    # Those of earlier months have other keys.
+    since = starts_at(month) - LEAD
+    given = select(transfers.c.id).where(transfers.c.key == name, transfers.c.booked_at >= since)
     due = connection.execute(
         select(accounts.c.id, accounts.c.allowance_nanos)
         .where(accounts.c.allowance_nanos > 0, accounts.c.status == "active", ~given.exists())

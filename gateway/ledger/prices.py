@@ -8,7 +8,7 @@ begun can be cancelled: its row stays and has no effect.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, TypedDict
@@ -22,7 +22,9 @@ from sqlalchemy import (
     and_,
     exists,
     insert,
+    literal,
     select,
+    tuple_,
 )
 
 from gateway.checks.entered import NAME_MAX, REASON_MAX, check_moment, check_text
@@ -251,17 +253,30 @@ def check_sold(connection: Connection, model: str) -> None:
 
 
 def price_periods_of(
-    connection: Connection, *, model: str | None = None, account_id: int | None = None
+    connection: Connection,
+    *,
+    model: str | None = None,
+    account_ids: Collection[int] | None = None,
+    limit: int | None = None,
+    after: tuple[str, int, datetime] | None = None,
 ) -> list[PricePeriod]:
-    """List price periods, oldest first, of one model or account or of all."""
-    query = _with_cancellations().order_by(
-        price_periods.c.model, price_periods.c.account_id, price_periods.c.effective_from
-    )
+    """List price periods, oldest first, of one model or some accounts or of all.
+
+    ``limit``: their number at most. ``after``: model, account and start of the one before.
+    """
+    key = [price_periods.c[name] for name in _PERIOD]
+    query = _with_cancellations().order_by(*key).limit(limit)
     if model is not None:
         query = query.where(price_periods.c.model == model)
-    if account_id is not None:
-        query = query.where(price_periods.c.account_id == account_id)
+    if account_ids is not None:
+        query = query.where(price_periods.c.account_id.in_(sorted(account_ids)))
+    if after is not None:
+        query = query.where(tuple_(*key) > tuple_(*map(_bound, key, after)))
     return [_period(row) for row in connection.execute(query).mappings()]
+
+
+def _bound(column: ColumnElement[Any], value: object) -> ColumnElement[Any]:
+    return literal(value, column.type)
 
 
 def not_cancelled() -> ColumnElement[bool]:

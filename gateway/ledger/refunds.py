@@ -16,7 +16,14 @@ from gateway.accounts.locks import lock_accounts, lock_organisations
 from gateway.checks.entered import NAME_MAX, REASON_MAX, check_text
 from gateway.ledger.lots import open_lot
 from gateway.ledger.periods import Clock, booking_time, utc_now
-from gateway.ledger.transfers import KEY_MAX, Transfer, TransferConflict, find_transfer, move
+from gateway.ledger.transfers import (
+    KEY_MAX,
+    Transfer,
+    TransferConflict,
+    find_transfer,
+    is_used,
+    move,
+)
 from gateway.pricing import format_usd
 from gateway.sql.database import exact_sum
 from gateway.tables.core import SYSTEM_ACCOUNTS, budget_windows, keys, receipts, refunds, transfers
@@ -142,6 +149,8 @@ def _booked(
     connection: Connection, key: str, request_id: str, amount_nanos: int | None
 ) -> Transfer | None:
     """Find the refund booked under a key. Without an amount, any amount matches."""
+    if not is_used(connection, key):
+        return None
     row = (
         connection.execute(
             select(transfers, refunds.c.request_id)

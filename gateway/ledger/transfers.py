@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal, TypeAlias
 
-from sqlalchemy import Connection, RowMapping, insert, select, update
+from sqlalchemy import (
+    Column,
+    Connection,
+    MetaData,
+    RowMapping,
+    String,
+    Table,
+    insert,
+    select,
+    update,
+)
 
 from gateway.accounts.locks import lock_accounts
 from gateway.checks.entered import NAME_MAX, REASON_MAX, check_amount, check_moment, check_text
@@ -19,6 +29,7 @@ from gateway.ledger.lots import LotKind, consume, open_lot
 from gateway.ledger.periods import Clock, booking_time, utc_now
 from gateway.pricing import NANOS_MAX, format_usd
 from gateway.sql.database import wide_sum
+from gateway.sql.partitions import is_partitioned
 from gateway.sql.statements import Row
 from gateway.tables.core import SYSTEM_ACCOUNTS, accounts, transfers
 
@@ -26,6 +37,9 @@ CreditKind: TypeAlias = Literal["topup", "grant", "rebate", "correction", "refun
 TransferKind: TypeAlias = Literal[CreditKind, "charge", "expiry", "chargeback"]
 
 KEY_MAX: Final = 200
+
+# Only on PostgreSQL, where a trigger fills it, and so without the other tables' metadata.
+_keys: Final = Table("transfer_keys", MetaData(), Column("key", String(KEY_MAX), primary_key=True))
 
 _CREDITS: Final[Mapping[CreditKind, tuple[str, LotKind]]] = {
     # Source account, and kind of the lot.
@@ -213,6 +227,8 @@ def find_transfer(
     connection: Connection, key: str, source: int, target: int, amount_nanos: int
 ) -> Transfer | None:
     """Find the transfer booked under a key. Raise ``TransferConflict`` if it is a different one."""
+    if not is_used(connection, key):
+        return None
     known = connection.execute(select(transfers).where(transfers.c.key == key)).mappings().first()
     if known is None:
         return None
@@ -225,10 +241,23 @@ def find_transfer(
     return _repeated(known)
 
 
+def is_used(connection: Connection, *keys: str) -> bool:
+    """Whether a transfer other than a charge can have one of some keys.
+
+    A transfer itself would be looked for in each of PostgreSQL's partitions.
+    """
+    if not is_partitioned(connection):
+        return True
+    query = select(_keys.c.key).where(_keys.c.key.in_(keys)).limit(1)
+    return connection.execute(query).first() is not None
+
+
 def _chargeback_of(
     connection: Connection, key: str, account_id: int, amount_nanos: int
 ) -> Transfer | None:
     """Find a chargeback booked under a key, whether it was covered fully, partly or not at all."""
+    if not is_used(connection, key, f"{key}:owed"):
+        return None
     rows = connection.execute(
         select(transfers).where(transfers.c.key.in_([key, f"{key}:owed"])).order_by(transfers.c.id)
     )

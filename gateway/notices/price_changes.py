@@ -49,7 +49,7 @@ def price_notices(
     found: dict[str, Notice] = {}
     cancelled: dict[str, Notice] = {}
     for model in sorted(models):
-        periods = price_periods_of(connection, model=model)
+        periods = price_periods_of(connection, model=model, account_ids=(LIST, *names))
         users = _users(connection, model, wanting, now - LATELY)
         for account_id, name in names.items():
             for period in periods:

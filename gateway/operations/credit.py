@@ -23,7 +23,7 @@ from gateway.billing.charged import COLUMNS, NoteProgress, archived_charged
 from gateway.billing.corrections import ArchivedCorrections, Correction, overpaid, plan, post
 from gateway.checks.entered import BALANCE_MAX_NANOS, REFERENCE_MAX, check_amount, check_text
 from gateway.checks.moments import timestamp
-from gateway.errors import Gone, Unavailable
+from gateway.errors import Unavailable
 from gateway.ledger.discounts import Discounts, read_discounts
 from gateway.ledger.refunds import charged_account
 from gateway.ledger.refunds import refund as refund_charge
@@ -224,8 +224,6 @@ def correct(
     )
     booked = 0
     if not dry_run:
-        for rows in archived.rows if archived is not None else ():
-            bring_back(connection, rows)
         booked = post(connection, found, reference=reference, actor=author.name, reason=reason)
         record(
             connection,
@@ -292,8 +290,8 @@ async def archived_corrections(
 ) -> ArchivedCorrections | None:
     """Read from archives what ``correct`` corrects; None if no month of the span is archived.
 
-    Raise ``Unavailable`` if an archive cannot be read, ``Gone`` if more receipts than
-    ``BROUGHT_BACK_MAX`` have to return to the database.
+    Unless nothing is to be booked, put its receipts back into the database, a page in each
+    transaction. Raise ``Unavailable`` if an archive cannot be read.
     """
 
     def read(connection: Connection) -> tuple[list[Archive], Discounts, int | None]:
@@ -324,28 +322,24 @@ async def archived_corrections(
                 )
             ]  # fmt: skip
 
-        found, rows = list[Correction](), list[Rows]()
+        found: list[Correction] = []
         for archive in archives:
             of_month = await asyncio.to_thread(overpaid_in, archive)
             found += of_month
             if dry_run or not of_month:
                 continue
             missing = await database.slow(partial(_missing, of_month))
-            if len(missing) > BROUGHT_BACK_MAX:
-                raise Gone(
-                    "archived",
-                    f"{len(missing)} receipts of {archive.month} are to be corrected and are "
-                    f"archived; at most {BROUGHT_BACK_MAX} return to the database one by one. "
-                    "Ask the operator to restore the month.",
-                )
-            try:
-                rows.append(await rows_of(blobs, archive, missing))
-            except (BlobError, ArchiveDamaged) as error:
-                raise Unavailable(
-                    "archive_unavailable",
-                    f"The archive of {archive.month} cannot be read: {error}.",
-                ) from None
-        return ArchivedCorrections(archives, found, rows)
+            for start in range(0, len(missing), BROUGHT_BACK_MAX):
+                page = missing[start : start + BROUGHT_BACK_MAX]
+                try:
+                    rows = await rows_of(blobs, archive, page)
+                except (BlobError, ArchiveDamaged) as error:
+                    raise Unavailable(
+                        "archive_unavailable",
+                        f"The archive of {archive.month} cannot be read: {error}.",
+                    ) from None
+                await database.slow_write(partial(bring_back, rows=rows))
+        return ArchivedCorrections(archives, found)
 
 
 def _missing(found: Sequence[Correction], connection: Connection) -> list[str]:

@@ -6,19 +6,20 @@ from datetime import UTC, datetime
 from typing import Annotated, Final, Literal, TypedDict
 
 from pydantic import Field
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from gateway.audit_log import Author, record
 from gateway.billing.statements.close import NOTE_REASON_MAX, credit_note
 from gateway.billing.statements.organisation import OrganisationStatement
 from gateway.billing.statements.statement import Invoice, Statement, invoices_of
 from gateway.checks.moments import timestamp
-from gateway.errors import NotFound
+from gateway.errors import InvalidRequest, NotFound
 from gateway.operations.accounts import owner_id
 from gateway.operations.bodies import Body, UsdAmount
 from gateway.operations.refusals import refusals, sentence
 from gateway.pricing import NANOS_PER_CENT, format_usd
 from gateway.settings import Settings
+from gateway.tables.invoices import invoices
 
 PAGE_FORMATS: Final = ("html", "pdf")
 
@@ -75,9 +76,24 @@ class StatementView(TypedDict):
     payments: list[MovementView]
 
 
-def list_all(connection: Connection, account: str | None) -> list[InvoiceView]:
-    """List invoices and credit notes, of one account or of all."""
-    return [invoice_view(each) for each in invoices_of(connection, owner_id(connection, account))]
+def list_page(
+    connection: Connection, account: str | None, *, limit: int, cursor: str | None
+) -> tuple[list[InvoiceView], str | None]:
+    """List invoices and credit notes of one account or of all in order of issue, and return the
+    number after which the next page begins."""
+    after = 0 if cursor is None else _id_of(connection, cursor)
+    found = invoices_of(connection, owner_id(connection, account), limit=limit + 1, after=after)
+    more = found[limit - 1].number if len(found) > limit else None
+    return [invoice_view(each) for each in found[:limit]], more
+
+
+def _id_of(connection: Connection, number: str) -> int:
+    id = connection.execute(select(invoices.c.id).where(invoices.c.number == number)).scalar()
+    if id is None:
+        raise InvalidRequest(
+            "invalid_value", f"{number!r} is not the number of an invoice.", param="cursor"
+        )
+    return int(id)
 
 
 @refusals(param="amount")

@@ -10,12 +10,13 @@ from sqlalchemy import Connection
 
 from gateway.accounts.accounts import Account, account_names, find_account
 from gateway.accounts.limits import Limit as RateLimit
-from gateway.accounts.limits import list_limits, remove_limit, set_limit
+from gateway.accounts.limits import find_limit, list_limits, remove_limit, set_limit
 from gateway.accounts.locks import lock_accounts
 from gateway.audit_log import Author, record
 from gateway.errors import unknown_model
 from gateway.ledger.prices import check_sold
 from gateway.operations.bodies import Body, Id, Limit, Name
+from gateway.operations.pages import cut_places, read_place
 from gateway.operations.refusals import refusals
 
 
@@ -63,10 +64,8 @@ def put(connection: Connection, author: Author, body: RateLimitBody) -> RateLimi
         concurrent_max=body.concurrent,
         cancelled_seconds_per_hour=body.cancelled_seconds_per_hour,
     )
-    place = (limit.key_id, limit.model)
     lock_accounts(connection, [owner.id])
-    known = list_limits(connection, owner.id)
-    replaced = [one for one in known if (one.key_id, one.model) == place]
+    replaced = find(connection, owner, key=limit.key_id, model=limit.model)
     (view,) = _views({owner.id: owner.name}, [set_limit(connection, limit)])
     record(
         connection,
@@ -74,23 +73,45 @@ def put(connection: Connection, author: Author, body: RateLimitBody) -> RateLimi
         "limit.set",
         _subject(limit),
         account_id=owner.id,
-        before=_views({owner.id: owner.name}, replaced)[0] if replaced else None,
+        before=replaced,
         after=view,
     )
     return view
 
 
 @refusals()
-def list_all(connection: Connection, account: str | None) -> list[RateLimitView]:
+def list_page(
+    connection: Connection, account: str | None, *, limit: int, cursor: str | None
+) -> tuple[list[RateLimitView], str | None]:
+    """List the limits of one account or of all by account, key and model, and return the cursor of
+    the next page."""
+    owner = None if account is None else find_account(connection, account)
+    return page_of(connection, owner, limit=limit, cursor=cursor)
+
+
+def page_of(
+    connection: Connection, owner: Account | None, *, limit: int, cursor: str | None
+) -> tuple[list[RateLimitView], str | None]:
     """List the limits of one account or of all."""
-    if account is not None:
-        return of_account(connection, find_account(connection, account))
-    found = list_limits(connection)
-    return _views(account_names(connection, {each.account_id for each in found}), found)
+    after = read_place(cursor)
+    found = list_limits(
+        connection, None if owner is None else owner.id, limit=limit + 1, after=after
+    )
+    page, more = cut_places(found, limit, place_of)
+    names = account_names(connection, {each.account_id for each in page})
+    return _views(names, page), more
 
 
-def of_account(connection: Connection, owner: Account) -> list[RateLimitView]:
-    return _views({owner.id: owner.name}, list_limits(connection, owner.id))
+def place_of(limit: RateLimit) -> tuple[int, int, str]:
+    return limit.account_id, limit.key_id or 0, limit.model or ""
+
+
+def find(
+    connection: Connection, owner: Account, *, key: int | None, model: str | None
+) -> RateLimitView | None:
+    """Return the limit of an account, key and model."""
+    found = find_limit(connection, owner.id, key_id=key, model=model)
+    return None if found is None else _views({owner.id: owner.name}, [found])[0]
 
 
 @refusals()

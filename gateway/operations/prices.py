@@ -22,7 +22,7 @@ from gateway.catalog.price_overrides import (
     read_start,
 )
 from gateway.catalog.schema import CatalogEntry
-from gateway.checks.moments import timestamp
+from gateway.checks.moments import microseconds_of, moment_of, timestamp
 from gateway.errors import InvalidRequest
 from gateway.ledger.prices import (
     LIST,
@@ -36,6 +36,7 @@ from gateway.ledger.prices import (
 )
 from gateway.operations.accounts import owner_id
 from gateway.operations.bodies import Body, Name, Reason
+from gateway.operations.pages import cut_places, read_place, wrong_cursor
 from gateway.operations.refusals import refusals, sentence
 from gateway.pricing import Price, format_usd
 from workers.contract.blobs import Blobs
@@ -191,13 +192,32 @@ def read(entry: CatalogEntry, components: object, minimum: str | None) -> Price:
     return read_price_override(entry, value if minimum is None else {**value, "minimum": minimum})
 
 
-def list_all(
-    connection: Connection, *, model: str | None, account: str | None, cache: PriceCache
-) -> list[PriceView]:
-    """Return every price that was, is or will be in force, or was cancelled."""
-    found = price_periods_of(connection, model=model, account_id=owner_id(connection, account))
-    read_prices(connection, (each.price_id for each in found if each.price_id is not None), cache)
-    return [price_view(period, _price_of(connection, period, cache)) for period in found]
+def list_page(
+    connection: Connection,
+    *,
+    model: str | None,
+    account: str | None,
+    limit: int,
+    cursor: str | None,
+    cache: PriceCache,
+) -> tuple[list[PriceView], str | None]:
+    """List prices that were, are or will be in force, or were cancelled, by model, account and
+    start, and return the cursor of the next page."""
+    place, owner = read_place(cursor), owner_id(connection, account)
+    try:
+        after = None if place is None else (place[2], place[1], moment_of(place[0]))
+    except OverflowError:
+        raise wrong_cursor(cursor) from None
+    found = price_periods_of(
+        connection,
+        model=model,
+        account_ids=None if owner is None else [owner],
+        limit=limit + 1,
+        after=after,
+    )
+    page, more = cut_places(found, limit, _place_of)
+    read_prices(connection, (each.price_id for each in page if each.price_id is not None), cache)
+    return [price_view(period, _price_of(connection, period, cache)) for period in page], more
 
 
 @refusals()
@@ -334,6 +354,10 @@ def _repriced_view(each: RepricedUsage) -> RepricedView:
         "not_priced": each.unpriced_requests,
         "not_priced_charged": format_usd(each.unpriced_nanos),
     }
+
+
+def _place_of(period: PricePeriod) -> tuple[int, int, str]:
+    return microseconds_of(period.effective_from), period.account_id, period.model
 
 
 def _price_of(connection: Connection, period: PricePeriod, cache: PriceCache) -> Price | None:

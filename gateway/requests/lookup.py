@@ -14,9 +14,12 @@ from sqlalchemy import (
     RowMapping,
     Select,
     Table,
+    and_,
+    case,
     desc,
     func,
     select,
+    true,
     union,
 )
 
@@ -47,6 +50,8 @@ PATIENCE_S: Final = 2.0
 LOOKED_AT_MAX: Final = 50_000
 """Maximum number of receipts, and of open requests, that a page scans, and of receipts that a
 summary does. Its cursor says where it stopped."""
+OPEN_COUNTED_MAX: Final = 10_000
+"""Maximum number of open requests among which a summary counts."""
 
 _CLOSED: Final = select(
     receipts, outputs.c.body, outputs.c.expires_at.label("kept_until")
@@ -84,8 +89,8 @@ class Summary:
     running: int
     ended: Mapping[str, int]
     cost_nanos: int
-    held_nanos: int = 0
-    """Sum of the holds of running requests."""
+    more_running: bool = False
+    """Whether more run than were counted among ``OPEN_COUNTED_MAX``."""
     next_cursor: str | None = None
     """Position at which the scan stopped after ``LOOKED_AT_MAX`` receipts."""
     archived: Sequence[str] = ()
@@ -432,12 +437,11 @@ def _check_cursor(cursor: str | None) -> None:
 
 
 def summarize(connection: Connection, choice: RequestFilter, cursor: str | None) -> Summary:
-    running = held = 0
+    running, more_running = 0, False
     if choice.open and cursor is None:
-        counted = select(func.count(), exact_sum(holds.c.hold_nanos))
-        running, held = connection.execute(counted.where(*choice.conditions(holds))).one()
+        running, more_running = _count_open(connection, choice)
     if not choice.closed:
-        return Summary(running, {}, 0, held)
+        return Summary(running, {}, 0, more_running)
     archived = _archived(connection, choice)
     border = _border(connection, choice, cursor, oldest_first=False)
     query = select(receipts.c.status, func.count(), exact_sum(receipts.c.charge_nanos)).where(
@@ -450,7 +454,17 @@ def summarize(connection: Connection, choice: RequestFilter, cursor: str | None)
     rows = connection.execute(query.group_by(receipts.c.status)).all()
     ended = {row[0]: row[1] for row in rows}
     cost = sum(row[2] for row in rows)
-    return Summary(running, ended, cost, held, next_cursor=border, archived=archived)
+    return Summary(running, ended, cost, more_running, next_cursor=border, archived=archived)
+
+
+def _count_open(connection: Connection, choice: RequestFilter) -> tuple[int, bool]:
+    """Count the open requests of a filter, and return whether there can be more."""
+    columns = (column for column in holds.c if column is not holds.c.job)
+    looked_at = select(*columns).where(*choice.span(holds)).limit(OPEN_COUNTED_MAX + 1).subquery()
+    chosen = and_(true(), *choice.conditions(looked_at))
+    query = select(func.count(case((chosen, 1))), func.count()).select_from(looked_at)
+    running, looked = connection.execute(query).one()
+    return min(running, OPEN_COUNTED_MAX), looked > OPEN_COUNTED_MAX
 
 
 def _open(row: RowMapping | Any) -> OpenRequest:

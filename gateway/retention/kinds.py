@@ -22,10 +22,12 @@ from gateway.files.store import Files, first_expiry
 from gateway.ledger.holds import delete_expired_outputs, delete_idempotency_keys
 from gateway.notices.store import delete_expired as delete_expired_notices
 from gateway.notices.store import oldest_ending
+from gateway.retention.budget_windows import WINDOWS, delete_old_windows, oldest_window
 from gateway.retention.metadata import BATCHES, REQUESTS, Tagged
 from gateway.settings import Settings, in_days
 from gateway.sql.database import Database
 from gateway.tables.audit import audit_events
+from gateway.tables.batches import batch_results, batches
 from gateway.tables.core import idempotency, outputs
 from gateway.tables.files import media
 from gateway.tables.users import console_jobs, login_links, sessions
@@ -74,6 +76,8 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
     webhooks_kept = in_days(settings.webhook_retention_days)
     notices_kept = in_days(settings.notice_retention_days)
     audit_kept = in_days(settings.audit_retention_days)
+    batches_kept = in_days(settings.batch_retention_days)
+    windows_kept = in_days(settings.budget_window_retention_days)
     events_kept = timedelta(minutes=settings.event_retention_minutes)
     media_store = MediaStore(database, blobs, retention=outputs_kept)
     output, file = "TOLLGATE_OUTPUT_RETENTION_HOURS", "TOLLGATE_FILE_RETENTION_DAYS"
@@ -165,6 +169,28 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
             ),
             oldest_ending,
         ),
+        Kind(
+            "batches",
+            "TOLLGATE_BATCH_RETENTION_DAYS",
+            batches_kept,
+            in_sql(
+                lambda each, now: _delete_batches(
+                    each, now - (batches_kept or AT_ONCE), limit=ROWS_MAX
+                )
+            ),
+            _first(batches.c.ended_at),
+        ),
+        Kind(
+            WINDOWS,
+            "TOLLGATE_BUDGET_WINDOW_RETENTION_DAYS",
+            windows_kept,
+            in_sql(
+                lambda each, now: delete_old_windows(
+                    each, now - (windows_kept or AT_ONCE), limit=ROWS_MAX
+                )
+            ),
+            oldest_window,
+        ),
         *(
             Kind(name, "", _DAY, in_sql(_ended_a_day_ago(clear)), _first(column))
             for name, clear, column in (
@@ -199,6 +225,16 @@ def _delete_jobs(connection: Connection, before: datetime, *, limit: int) -> int
     table = console_jobs.c
     old = select(table.id).where(table.started_at < before).order_by(table.started_at).limit(limit)
     return connection.execute(delete(console_jobs).where(table.id.in_(old))).rowcount
+
+
+def _delete_batches(connection: Connection, before: datetime, *, limit: int) -> int:
+    """Delete batches that ended before a moment."""
+    table = batches.c
+    old = select(table.id).where(table.ended_at < before).order_by(table.ended_at).limit(limit)
+    ids = connection.execute(old).scalars().all()
+    # Lines that were not written into files, because the batch could not be run.
+    connection.execute(delete(batch_results).where(batch_results.c.batch_id.in_(ids)))
+    return connection.execute(delete(batches).where(table.id.in_(ids))).rowcount
 
 
 async def _nothing() -> Cleared:

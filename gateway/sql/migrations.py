@@ -46,6 +46,7 @@ _LEAVES: Final = text(
     "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid "
     "WHERE i.inhparent = to_regclass(:table) ORDER BY c.relname"
 )
+_IS_PARTITIONED: Final = text("SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass(:table)")
 _IS_VALID: Final = text("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:name)")
 _INDEXED: Final = text(
     "SELECT EXISTS (SELECT FROM pg_inherits i JOIN pg_index x ON x.indexrelid = i.inhrelid "
@@ -99,7 +100,7 @@ def schema_is_current(engine: Engine) -> bool:
 
 
 def build_index(connection: Connection, name: str, table: str, *, columns: str, where: str) -> None:
-    """Build an index of a table; on PostgreSQL partition by partition, while bookings continue.
+    """Build an index of a table; on PostgreSQL while bookings continue, partition by partition.
 
     There it uses connections beside the caller's, whose transaction must not have locked the table.
     Partitions that have the index already are skipped, and an index that an interrupted build left
@@ -119,6 +120,11 @@ def build_index(connection: Connection, name: str, table: str, *, columns: str, 
     def run(statement: str) -> None:
         _patiently(engine, lambda beside: beside.exec_driver_sql(statement))
 
+    if not read(_IS_PARTITIONED, table=table):
+        _build_beside(
+            engine, name, f"{table} ({columns}){condition}", valid=read(_IS_VALID, name=name)
+        )
+        return
     # Of the table alone this is a row in the catalog of the server; partitions that are created
     # from now on get the index with it.
     run(f"CREATE INDEX IF NOT EXISTS {name} ON ONLY {table} ({columns}){condition}")
@@ -129,11 +135,16 @@ def build_index(connection: Connection, name: str, table: str, *, columns: str, 
             continue
         part = f"{leaf}_{name.removeprefix(f'ix_{table}_')}_idx"
         valid = read(_IS_VALID, name=part)
-        if valid is False:
-            run(f"DROP INDEX {part}")
-        if not valid:
-            _run_alone(engine, f"CREATE INDEX CONCURRENTLY {part} ON {leaf} ({columns}){condition}")
+        _build_beside(engine, part, f"{leaf} ({columns}){condition}", valid=valid)
         run(f"ALTER INDEX {name} ATTACH PARTITION {part}")
+
+
+def _build_beside(engine: Engine, name: str, of: str, *, valid: bool | None) -> None:
+    """Build an index of one table concurrently, unless it is there and ``valid``."""
+    if valid is False:
+        _patiently(engine, lambda beside: beside.exec_driver_sql(f"DROP INDEX {name}"))
+    if not valid:
+        _run_alone(engine, f"CREATE INDEX CONCURRENTLY {name} ON {of}")
 
 
 def drop_index(connection: Connection, name: str, table: str) -> None:

@@ -103,6 +103,8 @@ accounts = Table(
     ),
 )
 
+_LIMITED: Final = text("requests_per_minute IS NOT NULL OR tokens_per_minute IS NOT NULL")
+
 keys = Table(
     "keys",
     metadata,
@@ -139,6 +141,7 @@ keys = Table(
         "spend_limit_nanos IS NULL OR spent_nanos + held_nanos <= spend_limit_nanos",
         name="spend_limit",
     ),
+    Index("ix_keys_limited", "account_id", "id", sqlite_where=_LIMITED, postgresql_where=_LIMITED),
 )
 
 prices = Table(
@@ -167,6 +170,7 @@ price_periods = Table(
     Column("reason", String(500), nullable=False, server_default=""),
     CheckConstraint("source IN ('catalog', 'operator')", name="source"),
     CheckConstraint("account_id <> 0 OR price_id IS NOT NULL", name="list"),
+    Index(None, "account_id", "model", "effective_from"),
 )
 
 holds = Table(
@@ -364,7 +368,7 @@ budget_windows = Table(
     metadata,
     # Amounts of the requests accepted in one window of a budget: held until they are settled.
     Column("budget_id", RowId, ForeignKey("budgets.id"), primary_key=True),
-    Column("starts_us", BigInteger, primary_key=True, autoincrement=False),
+    Column("starts_us", BigInteger, primary_key=True, autoincrement=False, index=True),
     Column("limit_nanos", BigInteger, nullable=False),
     Column("spent_nanos", BigInteger, nullable=False, server_default="0"),
     Column("held_nanos", BigInteger, nullable=False, server_default="0"),

@@ -6,6 +6,10 @@ row whether its prices and discounts are current. The writer locks the row until
 version that can be read covers all changes up to it. The row also tells how often a catalog was
 loaded by somebody, and the digest of the last one, so that every gateway loads it.
 
+``price_changes`` is a journal, written by the same triggers: the models and accounts whose prices
+a version has changed. A changed discount is a change of the model's list price. Old rows are
+deleted.
+
 ``cancelled_prices`` is append-only. A period with a row there has no effect.
 """
 
@@ -37,6 +41,14 @@ price_version = Table(
     Column("catalog_loads", BigInteger, nullable=False, server_default="0"),
     Column("catalog_sha256", String(64), nullable=False, server_default=""),
     CheckConstraint("id = 1", name="only"),
+)
+
+price_changes = Table(
+    "price_changes",
+    metadata,
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("model", String(200), primary_key=True),
+    Column("account_id", RowId, primary_key=True, autoincrement=False),
 )
 
 cancelled_prices = Table(

@@ -9,7 +9,7 @@ closed month; a month without a row is read by its moments alone, which gives th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -116,6 +116,42 @@ def newest(
             if len(rows) == limit:
                 return rows
     return connection.execute(query).mappings().all()
+
+
+def recent_transfers(
+    connection: Connection, below: int | None
+) -> Iterator[tuple[list[ColumnElement[bool]], datetime | None]]:
+    """Yield SQL conditions for ever longer spans of bookings before a transfer, or before now, to
+    look for the newest ones in, and the moment from which none is missing; at last, no conditions.
+
+    PostgreSQL would look for them in each partition.
+    """
+    if is_partitioned(connection):
+        end = datetime.now(UTC) if below is None else booked_at(connection, below)
+        starts = [] if end is None else [end - span for span in _RECENT]
+        for start in starts:
+            conditions: list[ColumnElement[bool]] = [transfers.c.booked_at >= start]
+            if end is not None and below is not None:
+                conditions.append(transfers.c.booked_at < end + LEAD)
+            # Ids and moments can differ in their order by as much as clocks do.
+            yield conditions, start + LEAD
+    yield [], None
+
+
+def booked_at(connection: Connection, transfer_id: int) -> datetime | None:
+    """Return when a transfer was booked, looking in the newest partitions first; None if it is
+    unknown."""
+    moment = transfers.c.booked_at
+    query = select(moment).where(transfers.c.id == transfer_id)
+    found: datetime | None = None
+    if is_partitioned(connection):
+        now = datetime.now(UTC)
+        for span in _RECENT:
+            found = connection.execute(query.where(moment >= now - span)).scalar()
+            if found is not None:
+                return found
+    found = connection.execute(query).scalar()
+    return found
 
 
 def refunded_within(

@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.audit_log import Author
-from gateway.catalog.batch_prices import PriceStart, due
 from gateway.catalog.schema import CatalogEntry
+from gateway.catalog.selling.batch_prices import PriceStart, due
 from gateway.catalog.store import LiveCatalog
 from gateway.errors import InvalidRequest
 from gateway.ledger.discounts import Discount, read_discounts

@@ -157,7 +157,7 @@ def test_cancelled_scheduled_price_never_applies(database: Database, account_id:
     assert made.cancelled is not None
     assert in_force_after(database, 3, account_id=account_id) == listed
     with database.transaction() as connection:
-        shown = price_periods_of(connection, model="m", account_id=account_id)
+        shown = price_periods_of(connection, model="m", account_ids=[account_id])
         assert reconcile(connection, now=NOW) == []
     assert shown[-1].cancelled == made.cancelled
     assert (made.cancelled.actor, made.cancelled.reason) == ("test", "wrong amount")

@@ -115,6 +115,8 @@ WAYS_BACK: Final = (
     "*_console_jobs",
     "*_usage_days",
     "*_month_bounds",
+    "*_price_changes",
+    "*_list_indexes",
 )
 """Migrations that can be undone, besides 0019, which ``tests/sql/test_partitions.py`` undoes."""
 

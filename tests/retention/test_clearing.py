@@ -10,27 +10,44 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from sqlalchemy import JSON, Column, Integer, Row, event, insert, null, select, text, update
+from sqlalchemy import (
+    JSON,
+    Column,
+    Integer,
+    Row,
+    delete,
+    event,
+    insert,
+    null,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.exc import DBAPIError
 
 from gateway import metrics
+from gateway.accounts.budgets import create_budget
 from gateway.accounts.users import create_user
 from gateway.audit_log import Author, record
+from gateway.checks.moments import microseconds_of
 from gateway.feedback.store import RatedRequest, put
 from gateway.ids import first_request_id
 from gateway.leases import Lease
 from gateway.ledger.holds import hold
+from gateway.ledger.reconcile import reconcile
+from gateway.ledger.refunds import refund
 from gateway.notices.kinds import Notice
 from gateway.notices.store import publish
 from gateway.notices.subscriptions import subscribe
+from gateway.retention.budget_windows import delete_old_windows
 from gateway.retention.clearing import Retention
-from gateway.retention.kinds import all_kinds
+from gateway.retention.kinds import _delete_batches, all_kinds
 from gateway.retention.metadata import REQUESTS
 from gateway.settings import Settings
 from gateway.sql.database import Database, UtcDateTime
 from gateway.tables.audit import audit_events
-from gateway.tables.batches import batches, files
-from gateway.tables.core import chores, idempotency, outputs, receipts
+from gateway.tables.batches import batch_results, batches, files
+from gateway.tables.core import budget_windows, budgets, chores, idempotency, outputs, receipts
 from gateway.tables.files import media
 from gateway.tables.users import console_jobs, login_links, sessions
 from gateway.tables.voices import voice_recordings
@@ -41,7 +58,13 @@ from workers.contract.jobs import RequestId
 
 TAGS = {"customer": "ann"}
 OLD = datetime.now(UTC) - timedelta(days=400)
-EVERYTHING = {"metadata_retention_days": 300, "audit_retention_days": 300}
+EVERYTHING = dict.fromkeys(
+    (
+        *("metadata_retention_days", "audit_retention_days", "batch_retention_days"),
+        "budget_window_retention_days",
+    ),
+    300,
+)
 
 
 @pytest.fixture
@@ -103,6 +126,9 @@ def row_of_each_kind(books: Books) -> None:
         connection.execute(insert(batches).values(**account, **batch, created_at=OLD))
         of_request = RatedRequest(id, books.account.id, "m", "text-generation", "m", OLD)
         put(connection, of_request, rating=3, labels=[], comment="", now=OLD)
+        budget = create_budget(connection, books.account.id, 5, window="hour")
+        window = {"starts_us": microseconds_of(OLD), "limit_nanos": 5, "hard": True}
+        connection.execute(insert(budget_windows).values(budget_id=budget.id, **window))
         connection.execute(update(webhook_deliveries).values(outcome="gone", ended_at=OLD))
         subscribe(connection, books.account.id, "mailto:ann@example.com", None)
         told = Notice("k", books.account.id, "key.expired", "key 1", "Expired", "Expired.", {})
@@ -151,14 +177,13 @@ async def test_every_kind_is_cleared_when_it_is_due(books: Books, tmp_path: Path
 
 async def test_what_has_no_retention_is_kept(books: Books, tmp_path: Path) -> None:
     row_of_each_kind(books)
-    endless = dict.fromkeys(
-        ("metadata_retention_days", "webhook_retention_days", "audit_retention_days"), "forever"
-    )
+    endless = dict.fromkeys(("webhook_retention_days", *EVERYTHING), "forever")
 
     cleared = await retention(books, tmp_path, **endless).clear_due()
 
     assert cleared is not None
     kept = {"request_metadata", "batch_metadata", "feedback", "webhooks", "audit_events"}
+    kept |= {"batches", "budget_windows"}
     assert kept.isdisjoint(cleared)
     assert tagged(books) == 3
 
@@ -174,7 +199,7 @@ async def test_one_process_clears_at_a_time(books: Books, tmp_path: Path) -> Non
     cleared = await retention(books, tmp_path).clear_due()
 
     assert cleared is not None
-    assert len(cleared) == 14
+    assert len(cleared) == 16
 
 
 async def test_a_kind_that_fails_stops_no_other(books: Books, tmp_path: Path) -> None:
@@ -225,6 +250,53 @@ def test_receipts_can_lose_personal_columns_only(books: Books) -> None:
         change(column, null())
         with pytest.raises(DBAPIError, match="append-only"):
             change(column, {"a": "b"})
+
+
+def test_old_budget_windows_are_deleted_and_not_missed(books: Books) -> None:
+    orders = [books.order(accepted_at=OLD), books.order(accepted_at=OLD), books.order()]
+    with books.database.transaction() as connection:
+        for window in ("hour", "total"):
+            create_budget(connection, books.account.id, 10**9, window=window)
+        connection.execute(update(budgets).values(created_at=OLD - timedelta(days=1)))
+        hold(connection, orders)
+    (charged, *_) = orders
+    books.settle(done(charged.request_id))
+
+    def windows() -> int:
+        with books.database.snapshot() as connection:
+            assert reconcile(connection, now=datetime.now(UTC)) == []
+            return len(connection.execute(select(budget_windows)).all())
+
+    def clear() -> int:
+        before = datetime.now(UTC) - timedelta(days=300)
+        with books.database.transaction() as connection:
+            return delete_old_windows(connection, before, limit=5)
+
+    assert windows() == 3
+    assert clear() == 0  # a request is open in it
+    books.settle(done(orders[1].request_id))
+    assert clear() == 1
+    assert windows() == 2
+    with books.database.transaction() as connection:
+        refund(connection, charged.request_id, key="refund", actor="ann", reason="late")
+    assert windows() == 2
+    with books.database.transaction() as connection:
+        connection.execute(delete(budget_windows).where(budget_windows.c.starts_us > 0))
+    with books.database.snapshot() as connection:
+        (missing,) = reconcile(connection, now=datetime.now(UTC))
+    assert missing.rule == "R9"
+
+
+def test_lines_of_a_batch_that_could_not_run_go_with_it(books: Books) -> None:
+    row_of_each_kind(books)
+    with books.database.transaction() as connection:
+        id = connection.execute(select(batches.c.id)).scalar_one()
+        line = {"batch_id": id, "line": 1, "succeeded": False, "result": b""}
+        connection.execute(insert(batch_results).values(**line))
+
+        assert _delete_batches(connection, OLD, limit=5) == 0
+        assert _delete_batches(connection, OLD + timedelta(days=1), limit=5) == 1
+        assert connection.execute(select(batch_results)).first() is None
 
 
 def _other(column: Column[Any]) -> Any:

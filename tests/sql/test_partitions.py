@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, Select, event, func, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from gateway import metrics
-from gateway.billing.entries import entries, find_entry
+from gateway.billing.entries import charge_of, entries, find_entry
 from gateway.billing.exports.archived import ArchivedReceipts
 from gateway.billing.exports.native import CSV_SCHEMA, native_tables
 from gateway.billing.exports.pages import connection_reader
@@ -34,6 +34,7 @@ from gateway.ledger.proof import chain
 from gateway.ledger.proof.chain import by_month
 from gateway.ledger.reconcile import reconcile
 from gateway.ledger.refunds import refund, refunds_of
+from gateway.ledger.transfers import add_credit
 from gateway.requests.lookup import RequestFilter, read_page
 from gateway.scheduled import partition_tasks
 from gateway.sql.database import Database
@@ -348,7 +349,7 @@ def test_refunds_and_entries_read_the_receipts_of_their_months(books: Books) -> 
         with partitions_executed() as read, books.database.snapshot() as connection:
             assert ask(connection), name
         strays = {each for each in read if "2031" in each}
-        # A list of transfers looks for the newest ones in each partition.
+        # A list looks for the newest transfers also in months that have not begun.
         if name in ("ledger", "entry"):
             strays = {each for each in strays if each.startswith("receipts")}
         assert strays == set(), name
@@ -376,6 +377,46 @@ def test_newest_requests_are_searched_in_the_newest_partitions_first(
     assert page(own, 1, old)[0] == []
     assert page(own, 1, "req_" + "f" * 32)[0] == [new]
     assert page(RequestFilter(books.account.id, status="succeeded"), 2, None)[0] == [new, old]
+
+
+def test_newest_entries_are_searched_in_the_newest_partitions_first(database: Database) -> None:
+    books, old = open_books(database, credit=0), datetime.now(UTC) - timedelta(days=200)
+    account, stray = books.account.id, f"transfers_before_{datetime.now(UTC):%Y_%m}"
+    with database.transaction() as connection:
+        for number in range(2):
+            add_credit(
+                connection, account, CREDIT, kind="grant", key=f"old:{number}",
+                actor="ann", reason="x", clock=lambda: old,
+            )  # fmt: skip
+    newer = [charge(books) for _ in range(3)]
+
+    def page(limit: int, below: int | None = None) -> tuple[list[int], bool]:
+        with partitions_executed() as read, books.database.snapshot() as connection:
+            found = entries(connection, account, limit=limit, below=below)
+        return [each.id for each in found], stray in read
+
+    whole, reads_all = page(10)
+    assert reads_all
+    assert whole == sorted(whole, reverse=True)
+    assert len(whole) == 5
+    assert page(2) == (whole[:2], False)
+    assert page(1, below=whole[0]) == (whole[1:2], False)
+    paged: list[int] = []
+    while found := page(1, below=paged[-1] if paged else None)[0]:
+        paged += found
+    assert paged == whole
+
+    for name, ask in {
+        "entry": lambda c: find_entry(c, account, whole[0]),
+        "charge": lambda c: charge_of(c, account, newer[0]),
+        "credit": lambda c: add_credit(
+            c, account, 5, kind="grant", key="new", actor="ann", reason="x"
+        ),
+        "refund": lambda c: refund(c, newer[0], key="refund:new", actor="ann", reason="x"),
+    }.items():
+        with partitions_executed() as read, books.database.transaction() as connection:
+            assert ask(connection), name
+        assert stray not in read, name
 
 
 @pytest.mark.parametrize("count", [0, 3])

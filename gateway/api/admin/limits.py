@@ -5,10 +5,10 @@ from __future__ import annotations
 from litestar import Controller, Response, delete, get, patch, post, put
 from litestar.params import FromQuery, JSONBody
 
-from gateway.api.http.answers import ListView, PageView, json_response
+from gateway.api.http.answers import PageView, json_response
 from gateway.api.http.bodies import check_limit
 from gateway.api.http.fields import IdInPath, IdInQuery
-from gateway.api.http.operations import list_response, page_response, write
+from gateway.api.http.operations import page_response, write
 from gateway.api.http.request import ApiRequest
 from gateway.operations import budgets, limits, storage
 from gateway.operations.budgets import BudgetBody, BudgetChange, BudgetView
@@ -88,12 +88,17 @@ class AdminLimitsController(Controller):
     @get(
         "/rate-limits",
         operation_id="ListAllRateLimits",
-        summary="List rate limits, of one account or of all",
+        summary="List rate limits, of one account or of all, in pages",
     )
     async def rate_limits(
-        self, request: ApiRequest, account: FromQuery[str | None] = None
-    ) -> Response[ListView[RateLimitView]]:
-        return await list_response(request, limits.list_all, account)
+        self,
+        request: ApiRequest,
+        account: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 100,
+        cursor: FromQuery[str | None] = None,
+    ) -> Response[PageView[RateLimitView]]:
+        check_limit(limit)
+        return await page_response(request, limits.list_page, account, limit=limit, cursor=cursor)
 
     @put(
         "/rate-limits",

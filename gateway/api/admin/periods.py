@@ -8,8 +8,9 @@ import functools
 from litestar import Controller, Response, get, post, put
 from litestar.params import FromPath, FromQuery, JSONBody
 
-from gateway.api.http.answers import ListView, json_response
-from gateway.api.http.operations import author_of, list_response, write
+from gateway.api.http.answers import ListView, PageView, json_response
+from gateway.api.http.bodies import check_limit
+from gateway.api.http.operations import author_of, list_response, page_response, write
 from gateway.api.http.request import ApiRequest
 from gateway.operations import invoices, periods
 from gateway.operations.invoices import CreditNoteBody, InvoiceView
@@ -86,6 +87,21 @@ class AdminPeriodsController(Controller):
     ) -> Response[ListView[RebatesView]]:
         made = await write(request, periods.put_rebates, data)
         return json_response({"object": "list", "data": made})
+
+    @get(
+        "/invoices",
+        operation_id="ListInvoices",
+        summary="List invoices and credit notes in order of issue, of one account or of all",
+    )
+    async def invoices(
+        self,
+        request: ApiRequest,
+        account: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 100,
+        cursor: FromQuery[str | None] = None,
+    ) -> Response[PageView[InvoiceView]]:
+        check_limit(limit)
+        return await page_response(request, invoices.list_page, account, limit=limit, cursor=cursor)
 
     @post(
         "/invoices/{number:str}/credit-notes",

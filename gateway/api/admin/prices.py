@@ -5,8 +5,9 @@ from __future__ import annotations
 from litestar import Controller, Response, get, post
 from litestar.params import FromQuery, JSONBody
 
-from gateway.api.http.answers import ListView, json_response
-from gateway.api.http.operations import list_response, write
+from gateway.api.http.answers import PageView, json_response
+from gateway.api.http.bodies import check_limit
+from gateway.api.http.operations import page_response, write
 from gateway.api.http.request import ApiRequest
 from gateway.errors import unknown_model
 from gateway.operations import prices
@@ -28,17 +29,25 @@ class PricesController(Controller):
 
     @get(
         operation_id="ListPrices",
-        summary="List every price that was, is or will be in force, or was cancelled",
+        summary="List prices that were, are or will be in force, or were cancelled, in pages",
     )
     async def index(
         self,
         request: ApiRequest,
         model: FromQuery[str | None] = None,
         account: FromQuery[str | None] = None,
-    ) -> Response[ListView[PriceView]]:
-        live = request.services.live
-        return await list_response(
-            request, prices.list_all, model=model, account=account, cache=live.prices
+        limit: FromQuery[int] = 100,
+        cursor: FromQuery[str | None] = None,
+    ) -> Response[PageView[PriceView]]:
+        check_limit(limit)
+        return await page_response(
+            request,
+            prices.list_page,
+            model=model,
+            account=account,
+            limit=limit,
+            cursor=cursor,
+            cache=request.services.live.prices,
         )
 
     @post(

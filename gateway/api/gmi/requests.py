@@ -195,7 +195,7 @@ class GmiController(Controller):
             page = await requests.lookup.list(filter, limit=limit, cursor=cursor)
             items = [await _view(request, found) for found in page.items]
         total = counted.requests
-        if counted.next_cursor is not None:
+        if counted.next_cursor is not None or counted.more_running:
             # Not all were counted; a client that pages by the total must continue.
             total = max(total, offset + len(items) + 1)
         return json_response({"requests": items, "total": total})

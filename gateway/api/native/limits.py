@@ -10,9 +10,10 @@ from litestar.params import FromQuery, JSONBody
 from sqlalchemy import Connection
 
 from gateway.api.http.access import requested_account
-from gateway.api.http.answers import ListView, json_response
+from gateway.api.http.answers import ListView, PageView, json_response
+from gateway.api.http.bodies import check_limit
 from gateway.api.http.fields import IdInPath
-from gateway.api.http.operations import list_response, write
+from gateway.api.http.operations import list_response, page_response, write
 from gateway.api.http.request import ApiRequest
 from gateway.audit_log import Author
 from gateway.operations import budgets, limits
@@ -83,14 +84,19 @@ class LimitsController(Controller):
         summary="List limits of requests and tokens per minute, and of concurrent requests",
     )
     async def rate_limits(
-        self, request: ApiRequest, account: FromQuery[str | None] = None
-    ) -> Response[ListView[RateLimitView]]:
-        def read(connection: Connection) -> list[RateLimitView]:
-            return limits.of_account(
-                connection, requested_account(request, connection, account, "limits")
-            )
+        self,
+        request: ApiRequest,
+        account: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 100,
+        cursor: FromQuery[str | None] = None,
+    ) -> Response[PageView[RateLimitView]]:
+        check_limit(limit)
 
-        return await list_response(request, read)
+        def read(connection: Connection) -> tuple[list[RateLimitView], str | None]:
+            owner = requested_account(request, connection, account, "limits")
+            return limits.page_of(connection, owner, limit=limit, cursor=cursor)
+
+        return await page_response(request, read)
 
 
 async def _write_own(

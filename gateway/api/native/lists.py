@@ -36,11 +36,13 @@ Direction = Literal["desc", "asc"]
 
 
 class RequestsSummaryView(TypedDict):
-    """Number and cost of the requests of a list."""
+    """Number and cost of the requests of a list. ``open_has_more``: more are open than were counted
+    among 10,000."""
 
     object: Literal["summary"]
     requests: int
     open: int
+    open_has_more: bool
     succeeded: int
     failed: int
     cancelled: int
@@ -189,6 +191,7 @@ class ListsController(Controller):
                 "object": "summary",
                 "requests": found.requests,
                 "open": found.running,
+                "open_has_more": found.more_running,
                 "succeeded": found.ended.get("succeeded", 0),
                 "failed": found.ended.get("failed", 0),
                 "cancelled": found.ended.get("cancelled", 0),

@@ -150,12 +150,14 @@ def invoices_of(
     month: str | None = None,
     *,
     limit: int | None = None,
+    after: int = 0,
 ) -> list[Invoice]:
-    """List invoices and credit notes in order of issue, up to ``limit``."""
+    """List invoices and credit notes in order of issue, after an id, up to ``limit``."""
     corrected = invoices.alias()
     query = (
         select(invoices, corrected.c.number.label("corrects_number"))
         .outerjoin(corrected, corrected.c.id == invoices.c.corrects)
+        .where(invoices.c.id > after)
         .order_by(invoices.c.id)
         .limit(limit)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from zoneinfo import ZoneInfo
@@ -14,6 +15,7 @@ from gateway.api.http.bodies import read_body
 from gateway.api.http.request import ApiRequest
 from gateway.billing.usage.margins import BelowCost, count_below_cost
 from gateway.billing.usage.report import Filters, Group, Span, usage
+from gateway.catalog.selling.terms import OwnPrices
 from gateway.console.answers import see_other
 from gateway.console.guards import needs, require_proof
 from gateway.console.money.offers import price_page, set_from_form, try_from_form
@@ -26,7 +28,6 @@ from gateway.console.views.money import sum_rows, sum_total
 from gateway.console.views.prices import price_rows
 from gateway.console.visitors import CurrentVisitor
 from gateway.errors import InvalidRequest, TollgateError
-from gateway.ledger.prices import PricePeriod, price_periods_of
 from gateway.operations import prices
 from gateway.operations.prices import PriceCancelBody
 
@@ -41,10 +42,11 @@ class PricePages(Controller):
         services, now = request.services, datetime.now(UTC)
         span = Span(now - MONTH, now, ZoneInfo(visitor.zone))
 
-        def read(connection: Connection) -> tuple[list[PricePeriod], list[Group]]:
-            return price_periods_of(connection), usage(connection, span, ["model"], Filters())
+        def read(connection: Connection) -> tuple[Mapping[str, OwnPrices], list[Group]]:
+            # Here, because it takes a while and this is not the event loop.
+            return services.live.own_prices(), usage(connection, span, ["model"], Filters())
 
-        periods, earned = await services.database.report(read, account_id=None)
+        own, earned = await services.database.report(read, account_id=None)
         entries = services.live.entries()
         since = {
             entry.name: datetime.fromtimestamp(services.live.priced_since(entry.name), UTC)
@@ -52,7 +54,7 @@ class PricePages(Controller):
         }
         by_model = {row.labels["model"]: row for row in sum_rows(earned)}
         total = sum_total(earned)
-        rows = price_rows(entries, periods, by_model, since=since, now=now)
+        rows = price_rows(entries, own, by_model, since=since)
         return await page(
             request,
             visitor,

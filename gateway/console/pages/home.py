@@ -266,7 +266,7 @@ def _coming(connection: Connection, account_id: int, models: Sequence[str]) -> l
     now = datetime.now(UTC)
     found: list[PricePeriod] = []
     for model in models:
-        periods = price_periods_of(connection, model=model)
+        periods = price_periods_of(connection, model=model, account_ids=(LIST, account_id))
         own = account_id in own_accounts(periods, now)
         mine = (account_id,) if own else (LIST, account_id)
         found += [

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from gateway.accounts.accounts import Account
 from gateway.accounts.budgets import WINDOWS
 from gateway.accounts.cancelled import CancelledTime
-from gateway.accounts.limits import Limit, list_limits
+from gateway.accounts.limits import Limit, find_limit, list_limits
 from gateway.accounts.rates import LimitUsage, Rate, rates_of
 from gateway.api.http.bodies import read_body
 from gateway.api.http.request import ApiRequest
@@ -25,13 +25,14 @@ from gateway.console.queries import FormValues, Query, problems_of, read_form
 from gateway.console.rendering import page
 from gateway.console.running.asking import asked
 from gateway.console.scope import one_account
-from gateway.console.views.limits import LimitRow, budget_row, limit_rows
+from gateway.console.views.limits import budget_row, entered_values, limit_rows
 from gateway.console.visitors import CurrentVisitor, Visitor
 from gateway.errors import NotFound, TollgateError, Unavailable
 from gateway.ledger.concurrency import open_by_key
 from gateway.operations import budgets, limits, storage
 from gateway.operations.budgets import BudgetView
 from gateway.operations.limits import RateLimitBody, RateLimitView
+from gateway.operations.pages import cut_places, read_place
 from gateway.operations.storage import StorageLimitBody, StorageView
 
 NUMBERS: Final = (
@@ -48,6 +49,10 @@ class _Found:
     account: Account
     budgets: Sequence[BudgetView]
     limits: Sequence[Limit]
+    more: str | None
+    """The cursor of the next page of limits."""
+    chosen: Limit | None
+    """The limit that the address names, to be changed."""
     opened: Mapping[tuple[int, str], int]
     storage: StorageView
 
@@ -87,9 +92,7 @@ class LimitPages(Controller):
 
         def read(connection: Connection) -> tuple[Account, RateLimitView | None]:
             account = one_account(connection, visitor, query.text("account"))
-            found = limits.of_account(connection, account)
-            place = (key, model)
-            return account, next((e for e in found if (e["key"], e["model"]) == place), None)
+            return account, limits.find(connection, account, key=key, model=model)
 
         account, limit = await request.services.database.read(read)
         if limit is None:
@@ -232,14 +235,21 @@ async def _limits_page(
     of: Literal["budget", "rate", "storage"] = "budget",
 ) -> Response[str]:
     """Show the page; ``of`` is the form whose mistake is ``error``."""
-    named, services = Query(request).text("account"), request.services
+    query, services = Query(request), request.services
+    named, (key, model) = query.text("account"), _place(query)
 
     def read(connection: Connection) -> _Found:
         account = one_account(connection, visitor, named)
+        after, rows = read_place(query.text("cursor")), query.rows
+        shown, more = cut_places(
+            list_limits(connection, account.id, limit=rows + 1, after=after), rows, limits.place_of
+        )
         return _Found(
             account,
             budgets.of_account(connection, account),
-            list_limits(connection, account.id),
+            shown,
+            more,
+            find_limit(connection, account.id, key_id=key, model=model),
             open_by_key(connection, account.id),
             storage.of_account(connection, account, services.settings),
         )
@@ -258,12 +268,13 @@ async def _limits_page(
         account=account,
         rows=rows,
         rates=rates,
+        pager=query.pages(found.more),
         use_is_known=used is not None,
         storage=found.storage,
         windows=WINDOWS,
         models=services.live.names(),
         values=values if values and of == "budget" else {"window": "day", "hard": "yes"},
-        rate_values=values if values and of == "rate" else _chosen(request, rates),
+        rate_values=values if values and of == "rate" else _chosen(found.chosen, key, model),
         storage_values=values or {} if of == "storage" else {},
         problems={name: problems_of(error) if name == of else {} for name in FORMS},
         mistakes={name: error.message if error and name == of else None for name in FORMS},
@@ -292,14 +303,11 @@ async def _looked(request: ApiRequest, rates: Sequence[Rate]) -> Sequence[LimitU
         return None
 
 
-def _chosen(request: ApiRequest, rates: Sequence[LimitRow]) -> Mapping[str, str]:
+def _chosen(known: Limit | None, key: int | None, model: str | None) -> Mapping[str, str]:
     """Return the values of the limit that the address names, to change it."""
-    query = Query(request)
-    place = (query.text("key") or "", query.text("model") or "")
-    if not any(place):
-        return next((e.values for e in rates if e.key is None and e.model is None), {})
-    found = (e for e in rates if (e.values["key"], e.values["model"]) == place)
-    return next((each.values for each in found), {"key": place[0], "model": place[1]})
+    if known is None:
+        return {"key": "" if key is None else str(key), "model": model or ""}
+    return entered_values(known)
 
 
 def _title(account: Account, used_up: int, full: int) -> str:

@@ -224,11 +224,7 @@ class ModelPages(Controller):
         now, cache = datetime.now(UTC), services.live.prices
 
         def read(connection: Connection) -> tuple[list[VersionRow], dict[int, str], SumRow]:
-            found = [
-                each
-                for each in price_periods_of(connection, model=entry.name)
-                if mine is None or each.account_id in mine
-            ]
+            found = price_periods_of(connection, model=entry.name, account_ids=mine)
             history = version_rows(
                 entry,
                 offers.find,

@@ -203,11 +203,7 @@ async def _show_closed(
         lambda connection: (
             charge_of(connection, owner.id, found.request_id),
             find_delivery(connection, found.request_id, account_id=owner.id),
-            [
-                period
-                for account_id in (LIST, owner.id)
-                for period in price_periods_of(connection, model=found.model, account_id=account_id)
-            ],
+            price_periods_of(connection, model=found.model, account_ids=(LIST, owner.id)),
             find_feedback(connection, owner.id, found.request_id),
         )
     )

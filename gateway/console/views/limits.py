@@ -146,7 +146,7 @@ def limit_rows(
                 tokens=tokens,
                 concurrent=_use(limit.concurrent_max, _open(limit, opened)),
                 cancelled=_use(limit.cancelled_seconds_per_hour, cancelled_s),
-                values=_values(limit),
+                values=entered_values(limit),
             )
         )
     return rows
@@ -160,7 +160,8 @@ def _open(limit: Limit, opened: Mapping[tuple[int, str], int]) -> int:
     return sum(count for (key, model), count in opened.items() if limit.covers(key, model))
 
 
-def _values(limit: Limit) -> Mapping[str, str]:
+def entered_values(limit: Limit) -> Mapping[str, str]:
+    """Return what the form of a limit has to enter to set the same again."""
     numbers = {
         "key": limit.key_id,
         "model": limit.model,

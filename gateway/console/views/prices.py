@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from gateway.billing.charged import ChargedRequest
 from gateway.catalog.picking.typical import typical_usage
 from gateway.catalog.schema import CatalogEntry
+from gateway.catalog.selling.terms import OwnPrices
 from gateway.console.views.formats import count, share
 from gateway.console.views.models import line_text, price_texts
 from gateway.console.views.money import SumRow
@@ -159,29 +160,24 @@ def texts_of(price: Price) -> list[str]:
 
 def price_rows(
     entries: Iterable[CatalogEntry],
-    periods: Sequence[PricePeriod],
+    own: Mapping[str, OwnPrices],
     earned: Mapping[str, SumRow],
     *,
     since: Mapping[str, datetime],
-    now: datetime,
 ) -> list[PriceRow]:
     """Return the models by what they earned; those that earned nothing by name."""
-    standing = [each for each in periods if each.cancelled is None]
-    rows = []
-    for entry in entries:
-        of_model = [each for each in standing if each.model == entry.name]
-        ahead = [each.effective_from for each in of_model if each.effective_from > now]
-        rows.append(
-            PriceRow(
-                name=entry.name,
-                prices=price_texts(entry),
-                since=since[entry.name],
-                next_at=min(ahead, default=None),
-                discount=entry.discount,
-                own=len(own_accounts(of_model, now) | _to_come(of_model, now)),
-                earned=earned.get(entry.name) or SumRow({}, 0, 0, 0, {}, 0, 0),
-            )
+    rows = [
+        PriceRow(
+            name=entry.name,
+            prices=price_texts(entry),
+            since=since[entry.name],
+            next_at=own[entry.name].next_at,
+            discount=entry.discount,
+            own=own[entry.name].accounts,
+            earned=earned.get(entry.name) or SumRow({}, 0, 0, 0, {}, 0, 0),
         )
+        for entry in entries
+    ]
     return sorted(rows, key=lambda row: (-row.earned.net_nanos, row.name))
 
 
@@ -242,15 +238,6 @@ def _both(price_usage: Any, old: Price, new: Price, usage: Usage) -> list[int | 
         except (UnpricedUsage, Unbookable, ValueError):
             found.append(None)
     return found
-
-
-def _to_come(periods: Sequence[PricePeriod], now: datetime) -> set[int]:
-    """Return the accounts for which a price of their own begins later."""
-    return {
-        each.account_id
-        for each in periods
-        if each.effective_from > now and each.account_id != LIST and each.price_id is not None
-    }
 
 
 def _no_price(text: str) -> InvalidRequest:

@@ -45,6 +45,7 @@ from gateway.tables.core import (
     refunds,
 )
 from gateway.tables.organisations import organisation_accounts
+from gateway.tables.retention import retention
 from gateway.tables.settlement_time import refunded_within, settled_within
 
 RECENT: Final = timedelta(days=32)
@@ -160,7 +161,10 @@ class Standing:
                     spent[place] += nanos
         rows = self._windows_of({*movers, *archived}, since_us)
         first = next(iter(self._walks.values()))
+        deleted = self._windows_deleted_to()
         for place in sorted({*rows, *held, *spent}):
+            if place not in rows and 0 < place[1] <= deleted and not held[place]:
+                continue
             walk = movers.get(place, first)
             walk.add(_prove_window(place, rows.get(place), held[place], spent[place]))
 
@@ -181,6 +185,11 @@ class Standing:
         if len(known) < len(since):
             return 0
         return (min(known) - RECENT - EPOCH) // MICROSECOND
+
+    def _windows_deleted_to(self) -> int:
+        """Return the start of the last window that its retention has deleted; 0 without any."""
+        query = select(retention.c.position).where(retention.c.kind == "budget_windows")
+        return int(self._connection.execute(query).scalar() or 0)
 
     def _windows_of(self, others: set[WindowKey], since_us: int) -> dict[WindowKey, RowMapping]:
         starts = budget_windows.c.starts_us

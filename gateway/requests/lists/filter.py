@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import BigInteger, ColumnElement, Table, literal_column
+from sqlalchemy import BigInteger, ColumnElement, FromClause, literal_column
 
 from gateway.ids import first_request_id
 from gateway.tables.core import receipts
@@ -66,7 +66,7 @@ class RequestFilter:
             or (self.model is not None and not self._by_model)
         )
 
-    def conditions(self, table: Table) -> list[ColumnElement[bool]]:
+    def conditions(self, table: FromClause) -> list[ColumnElement[bool]]:
         """Return the conditions on holds or receipts that the table's columns allow."""
         found = self.places(table)
         if self.model is not None and not self._by_model:
@@ -93,7 +93,7 @@ class RequestFilter:
                 found.append(took >= self.took_min_us)
         return found
 
-    def places(self, table: Table) -> list[ColumnElement[bool]]:
+    def places(self, table: FromClause) -> list[ColumnElement[bool]]:
         """Return the conditions that an index covers in the order of the list."""
         found = self.span(table)
         if table is receipts and self.status in UNSUCCESSFUL:
@@ -104,7 +104,7 @@ class RequestFilter:
             found.append(table.c.model == self.model)
         return found
 
-    def span(self, table: Table) -> list[ColumnElement[bool]]:
+    def span(self, table: FromClause) -> list[ColumnElement[bool]]:
         """Return the conditions on account and time, which both tables have an index for."""
         found = []
         if self.account_id is not None:

@@ -1,0 +1,1 @@
+"""What models cost at any moment: list prices, price overrides, discounts and batch prices."""

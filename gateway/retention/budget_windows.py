@@ -1,0 +1,49 @@
+"""Deletes the sums of a budget's windows that have ended long ago.
+
+The moment up to which windows were deleted is stored with them, so that the proof of the books does
+not miss them. The only window of a budget in total stays, and so does one with open requests.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from sqlalchemy import Connection, delete, select, tuple_
+
+from gateway.checks.moments import microseconds_of, moment_of
+from gateway.sql.database import upsert
+from gateway.tables.core import budget_windows
+from gateway.tables.retention import retention
+
+WINDOWS: Final = "budget_windows"
+"""Name of the kind."""
+
+
+def delete_old_windows(connection: Connection, before: datetime, *, limit: int) -> int:
+    """Delete windows that began before a moment and have no open requests; return their number."""
+    table, end = budget_windows.c, microseconds_of(before)
+    ended = (table.starts_us > 0, table.starts_us < end, table.held_nanos == 0)
+    old = select(table.budget_id, table.starts_us).where(*ended)
+    # Under their locks, so that no request is accepted into one meanwhile.
+    rows = old.order_by(table.starts_us).limit(limit).with_for_update()
+    places = [tuple(row) for row in connection.execute(rows)]
+    if not places:
+        return 0
+    position = str(max(start for _, start in places))
+    moved = upsert(connection, retention).values(kind=WINDOWS, position=position)
+    connection.execute(
+        moved.on_conflict_do_update(index_elements=["kind"], set_={"position": position})
+    )
+    place = tuple_(table.budget_id, table.starts_us)
+    connection.execute(delete(budget_windows).where(place.in_(places)))
+    return len(places)
+
+
+def oldest_window(connection: Connection) -> datetime | None:
+    """Return when the oldest window began that can be deleted."""
+    table = budget_windows.c
+    ended = (table.starts_us > 0, table.held_nanos == 0)
+    query = select(table.starts_us).where(*ended).order_by(table.starts_us).limit(1)
+    starts_us = connection.execute(query).scalar()
+    return None if starts_us is None else moment_of(starts_us)
