@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict, cast
+from typing import Any, Final, Literal, NamedTuple, NotRequired, TypeAlias, TypedDict, cast
 
 import msgspec
 from sqlalchemy import ColumnElement, Connection, func, select
@@ -34,7 +34,6 @@ from gateway.catalog.tasks import makes
 from gateway.ids import first_request_id
 from gateway.sql.database import Database
 from gateway.tables.core import receipts
-from gateway.tables.settlement_time import settled_within
 from workers.contract.jobs import Timings, Usage
 
 Window: TypeAlias = Literal["15m", "1h", "24h"]
@@ -45,10 +44,8 @@ WINDOWS: Final[Mapping[Window, timedelta]] = {
 }
 RECEIPTS_MAX: Final = 10_000
 """Maximum number of receipts that statistics are computed from: the newest."""
-FIRST_OUTPUTS_MAX: Final = 1_000
-"""Maximum number of receipts from which the time to the first output is computed: the newest."""
-DURATIONS_MAX: Final = 50
-"""Maximum number of receipts from which a model's median duration is computed: the newest."""
+RECENT_MAX: Final = 100
+"""Maximum number of receipts from which ``RecentSpeed`` is computed: the newest."""
 TAKEN_MAX: Final = timedelta(hours=1)
 """Statistics leave out requests that were accepted earlier than this before their window."""
 SUCCESSES_MIN: Final = 5
@@ -57,7 +54,7 @@ reveals a single request."""
 OutputKind: TypeAlias = Literal["text", "visual", "audio"]
 """Kind of a task's output, which determines its measures: of tokens, steps or audio."""
 CACHE_S: Final = 5.0
-MEDIANS_CACHE_S: Final = 60.0
+RECENT_CACHE_S: Final = 60.0
 PERCENTILES: Final = (50, 90, 95, 99)
 
 
@@ -132,6 +129,14 @@ class PerformanceView(TypedDict, total=False):
     tokens_per_second: float | None
     slo: dict[str, Any] | None
     speculation: SpeculationView | None
+
+
+class RecentSpeed(NamedTuple):
+    """Speed of a model's newest requests; ``success`` is the share that succeeded."""
+
+    median_s: float
+    p95_s: float
+    success: float
 
 
 class Percentiles(TypedDict):
@@ -260,19 +265,23 @@ class Performance:
         self._database = database
         self._kept: dict[tuple[str, Window], tuple[float, StatsView]] = {}
         self._reading: dict[tuple[str, Window], asyncio.Lock] = {}
-        self._medians: tuple[float, Mapping[str, float]] | None = None
-        self._reading_medians = asyncio.Lock()
+        self._recent: tuple[float, Mapping[str, RecentSpeed]] | None = None
+        self._reading_recent = asyncio.Lock()
+
+    async def recent(self, models: Sequence[str]) -> Mapping[str, RecentSpeed]:
+        """Return the speed of the newest requests by model; read once a minute."""
+        async with self._reading_recent:
+            if self._recent is None or time.monotonic() - self._recent[0] >= RECENT_CACHE_S:
+                since = datetime.now(UTC) - WINDOWS["24h"]
+                found = await self._database.report(
+                    lambda connection: read_recent(connection, models, since), account_id=None
+                )
+                self._recent = time.monotonic(), found
+            return self._recent[1]
 
     async def median_seconds(self, models: Sequence[str]) -> Mapping[str, float]:
-        """Return the median duration of the newest requests, by model; read once a minute."""
-        async with self._reading_medians:
-            if self._medians is None or time.monotonic() - self._medians[0] >= MEDIANS_CACHE_S:
-                since = datetime.now(UTC) - WINDOWS["24h"]
-                medians = await self._database.report(
-                    lambda connection: read_medians(connection, models, since), account_id=None
-                )
-                self._medians = time.monotonic(), medians
-            return self._medians[1]
+        """Return the median duration of the newest successes by model."""
+        return {name: found.median_s for name, found in (await self.recent(models)).items()}
 
     async def stats(
         self, model: str, slo: Slo | None, window: Window, *, kind: OutputKind
@@ -335,47 +344,32 @@ def read_samples(connection: Connection, model: str, since: datetime) -> list[Re
     ]
 
 
-def first_output_p95(connection: Connection, since: datetime) -> int | None:
-    """Return the p95 of the time to the first token or audio in µs; None with too few requests."""
-    query = (
-        select(receipts.c.timings)
-        .where(
-            *settled_within(connection, since),
-            receipts.c.status == "succeeded",
-            receipts.c.service_class == "standard",
-        )
-        .order_by(receipts.c.settled_at.desc())
-        .limit(FIRST_OUTPUTS_MAX)
-    )
-    all_us = (timings.get("first_token_us", 0) for timings in connection.scalars(query))
-    found = sorted(us for us in all_us if us)
-    place = math.ceil(0.95 * len(found)) - 1
-    return int(found[place]) if len(found) >= SUCCESSES_MIN else None
-
-
-def read_medians(
+def read_recent(
     connection: Connection, models: Iterable[str], since: datetime
-) -> dict[str, float]:
-    """Return the median duration in seconds of each model's newest successes, outside of batches.
+) -> dict[str, RecentSpeed]:
+    """Return the speed of each model's newest requests, outside of batches.
 
     One short index scan for each model. Models with fewer than ``SUCCESSES_MIN`` are left out.
     """
     found = {}
     for model in models:
         newest = (
-            select(receipts.c.timings)
+            select(receipts.c.status, receipts.c.timings)
             .where(
                 *_of_model(model, since),
-                receipts.c.status == "succeeded",
+                # A request that its client cancelled neither succeeded nor failed.
+                receipts.c.status != "cancelled",
                 receipts.c.service_class == "standard",
             )
             .order_by(receipts.c.request_id.desc())
-            .limit(DURATIONS_MAX)
+            .limit(RECENT_MAX)
         )
-        timings = [msgspec.convert(row, Timings) for row in connection.execute(newest).scalars()]
-        if len(timings) >= SUCCESSES_MIN:
-            median_us = statistics.median(timing.total_us for timing in timings)
-            found[model] = round(median_us / 1e6, 3)
+        rows = connection.execute(newest).all()
+        done = [row.timings.get("total_us", 0) for row in rows if row.status == "succeeded"]
+        if (took := _percentiles(done, zeros=True)) is not None:
+            success = len(done) / len(rows)
+            median_s = round(statistics.median(done) / 1e6, 3)
+            found[model] = RecentSpeed(median_s, round(took["p95"] / 1e3, 3), success)
     return found
 
 

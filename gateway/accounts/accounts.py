@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, and_, insert, or_, select, update
 
@@ -19,6 +19,8 @@ from gateway.tables.core import accounts
 
 Status: TypeAlias = Literal["active", "suspended", "closed"]
 STATUSES: Final[tuple[Status, ...]] = get_args(Status)
+SORTED_MAX: Final = 20_000
+"""Accounts that are sorted by what they have available: about 30 ms of SQLite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,13 @@ class Account:
     def available_nanos(self) -> int:
         """Amount that new requests can hold."""
         return self.posted_nanos - self.held_nanos + self.credit_limit_nanos
+
+
+class NearZero(NamedTuple):
+    """Accounts by what they have available; ``is_part`` if only the newest were sorted."""
+
+    accounts: list[Account]
+    is_part: bool
 
 
 class AccountExists(Exception):
@@ -193,21 +202,29 @@ def accounts_near_zero(
     name: str | None = None,
     limit: int,
     after: tuple[int, int] | None = None,
-) -> list[Account]:
+) -> NearZero:
     """List customer accounts by what they have available, the least first. ``after``: available
-    amount and number of the last one on the page before."""
-    available = accounts.c.posted_nanos - accounts.c.held_nanos + accounts.c.credit_limit_nanos
-    query = select(accounts).where(accounts.c.kind == "customer")
+    amount and number of the last one on the page before.
+
+    No index has this order, because it would be written with every hold and every charge. So the
+    newest ``SORTED_MAX`` accounts are sorted.
+    """
+    of_filter = [accounts.c.kind == "customer"]
     if status is not None:
-        query = query.where(accounts.c.status == status)
+        of_filter.append(accounts.c.status == status)
     if name is not None:
-        query = query.where(accounts.c.name.startswith(name, autoescape=True))
+        of_filter.append(accounts.c.name.startswith(name, autoescape=True))
+    newest = select(accounts).where(*of_filter).order_by(accounts.c.id.desc())
+    beyond = newest.with_only_columns(accounts.c.id).offset(SORTED_MAX).limit(1).scalar_subquery()
+    some = newest.limit(SORTED_MAX).subquery()
+    available = some.c.posted_nanos - some.c.held_nanos + some.c.credit_limit_nanos
+    query = select(some, beyond.is_not(None).label("is_part"))
     if after is not None:
         nanos, number = after
-        same = and_(available == nanos, accounts.c.id > number)
+        same = and_(available == nanos, some.c.id > number)
         query = query.where(or_(available > nanos, same))
-    rows = connection.execute(query.order_by(available, accounts.c.id).limit(limit))
-    return [_account(row) for row in rows.mappings()]
+    rows = connection.execute(query.order_by(available, some.c.id).limit(limit)).mappings().all()
+    return NearZero([_account(row) for row in rows], bool(rows) and rows[0]["is_part"])
 
 
 def account_names(connection: Connection, ids: Collection[int]) -> dict[int, str]:

@@ -7,7 +7,7 @@ page is sent to a colleague by its address.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, time
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Final
 from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
@@ -17,6 +17,7 @@ from litestar.datastructures import FormMultiDict
 from gateway.api.http.request import ApiRequest
 from gateway.billing.usage.report import Span, read_span
 from gateway.console.views.files import AS, CSV
+from gateway.console.views.formats import Clock
 from gateway.errors import InvalidRequest, TollgateError
 from gateway.pricing import parse_usd
 
@@ -25,6 +26,14 @@ ROWS: Final = 50
 FILE_ROWS: Final = 5_000
 """Rows of a list as a file, unless the list has an export of its own."""
 SECONDS_MAX: Final = 1_000_000.0
+DEFAULT_SPAN: Final = "30 days"
+"""The span of a report whose address has none."""
+CURSORS: Final = frozenset({"cursor", "back", "before"})
+"""Parameters that say which page of a list is shown."""
+BACK_MAX: Final = 40
+"""Pages that can be gone back without the newest one; each has its cursor in the address."""
+_END: Final = "~"
+"""Ends each cursor in ``back``. No cursor contains it."""
 
 
 class Query:
@@ -87,6 +96,18 @@ class Query:
             return None
         return read_span(first, last, zone, now=datetime.now(UTC))
 
+    def presets(self, clock: Clock) -> list[tuple[str, str, bool]]:
+        """Return the usual spans of a report, in days of the page's zone: each one's name, its
+        address, and whether it is shown."""
+        chosen = self.text("from"), self.text("to")
+        spans = usual_spans(clock.local(clock.now).date())
+        if chosen == (None, None):
+            chosen = next((first, last) for name, first, last in spans if name == DEFAULT_SPAN)
+        return [
+            (name, self.url(**{"from": first, "to": last}), chosen == (first, last))
+            for name, first, last in spans
+        ]
+
     def at(self, path: str, **changes: str | None) -> str:
         """Return the address of another page with the filters of this one."""
         _, _, query = self.url(**changes).partition("?")
@@ -94,17 +115,51 @@ class Query:
 
     def url(self, **changes: str | None) -> str:
         """Return the address of this page with other filters; None removes one."""
+        if not CURSORS.isdisjoint(changes):
+            changes = {**dict.fromkeys(CURSORS), **changes}
         values = {name: changes.get(name, value) for name, value in self.values.items()}
         values |= {name: value for name, value in changes.items() if name not in values}
         kept = {name: value for name, value in values.items() if value}
         return f"{self.path}?{urlencode(kept)}" if kept else self.path
 
+    @property
+    def narrowed(self) -> frozenset[str]:
+        """Names of the filters, without those that only say which page is shown."""
+        return frozenset(self.values) - CURSORS
+
     def pages(self, cursor: str | None) -> dict[str, str | None]:
-        """Return the addresses of the next page and, unless this is it, of the first one."""
-        return {
-            "older": self.url(cursor=cursor) if cursor else None,
-            "newest": self.url(cursor=None) if "cursor" in self.values else None,
-        }
+        """Return the addresses of the pages after and before this one, and of the first one.
+
+        ``back`` has the cursors of the pages before this one, in order, so a page of which rows are
+        gone still begins where it did. It is empty on pages that nobody came to from the first.
+        """
+        here, back = self.text("cursor"), (self.text("back") or "").split(_END)[:-1]
+        older = newer = newest = None
+        if cursor:
+            known = [*back, here or ""] if back or not here else [here]
+            trail = "".join(f"{each}{_END}" for each in known[-BACK_MAX:])
+            older = self.url(cursor=cursor, back=trail)
+        if back:
+            trail = "".join(f"{each}{_END}" for each in back[:-1])
+            newer = self.url(cursor=back[-1] or None, back=trail or None)
+        if here and back != [""]:
+            newest = self.url(cursor=None)
+        return {"older": older, "newer": newer, "newest": newest}
+
+
+def usual_spans(today: date) -> list[tuple[str, str, str]]:
+    """Return names, first and last days of the spans that reports are usually asked for."""
+    month = today.replace(day=1)
+    last_month = month - timedelta(days=1)
+    spans = (
+        ("today", today, today),
+        ("yesterday", today - timedelta(days=1), today - timedelta(days=1)),
+        ("7 days", today - timedelta(days=6), today),
+        ("30 days", today - timedelta(days=29), today),
+        ("this month", month, today),
+        ("last month", last_month.replace(day=1), last_month),
+    )
+    return [(name, first.isoformat(), last.isoformat()) for name, first, last in spans]
 
 
 class FormValues:

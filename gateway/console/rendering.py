@@ -23,6 +23,7 @@ from gateway.console.compression import VARY, compressed
 from gateway.console.csrf import masked
 from gateway.console.headers import console_headers, new_nonce
 from gateway.console.navigation import navigation
+from gateway.console.queries import CURSORS
 from gateway.console.views import formats
 from gateway.console.views.files import AS, CSV, TableFile, attachment, table_file
 from gateway.console.views.money import ALL_RULES
@@ -80,7 +81,7 @@ async def page(
 
 def table_address(request: ApiRequest) -> str:
     """Return the address of a page's table as a file: all rows of its filters."""
-    kept = {name: value for name, value in request.query_params.items() if name != "cursor"}
+    kept = {name: value for name, value in request.query_params.items() if name not in CURSORS}
     return f"{request.url.path}?{urlencode({**kept, AS: CSV})}"
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import ColumnElement, Connection, RowMapping, delete, func, select
 
-from gateway.ids import first_id, time_of
+from gateway.ids import first_id
 from gateway.sql.database import upsert
 from gateway.tables.core import accounts
 from gateway.tables.feedback import feedback
@@ -178,13 +178,6 @@ def sums(
         for label in _labels(labels):
             group.labels[label] += count
     return dict(sorted(groups.items()))
-
-
-def oldest_request(connection: Connection) -> datetime | None:
-    """Return when the oldest request with feedback was accepted."""
-    id = feedback.c.request_id
-    oldest = connection.execute(select(id).order_by(id).limit(1)).scalar()
-    return None if oldest is None else time_of(_ID_PREFIX, oldest)
 
 
 def delete_older(connection: Connection, before: datetime, *, limit: int) -> int:

@@ -289,21 +289,15 @@ def expired_files(connection: Connection, now: datetime, *, limit: int) -> list[
     """Return account and id of expired files that no open batch needs."""
     query = (
         select(files.c.account_id, files.c.id)
-        .where(files.c.expires_at <= now, not_(_in_use()))
+        .where(files.c.expires_at <= now, not_(in_use()))
         .order_by(files.c.expires_at)
         .limit(limit)
     )
     return [(row.account_id, row.id) for row in connection.execute(query)]
 
 
-def first_expiry(connection: Connection) -> datetime | None:
-    """Return the earliest expiry of a file that no open batch needs, or None."""
-    expiry = files.c.expires_at
-    query = select(expiry).where(expiry.is_not(None), not_(_in_use())).order_by(expiry).limit(1)
-    return connection.execute(query).scalar()
-
-
-def _in_use() -> ColumnElement[bool]:
+def in_use() -> ColumnElement[bool]:
+    """Whether an open batch needs a file."""
     return exists().where(and_(batches.c.input_file_id == files.c.id, batches.c.ended_at.is_(None)))
 
 

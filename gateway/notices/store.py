@@ -26,7 +26,7 @@ CHUNK: Final = 200
 """Notices per statement."""
 
 # As its partial index says it, or PostgreSQL would not use that.
-_ENDING: Final = ~notices.c.lasting
+ENDING: Final = ~notices.c.lasting
 OUTBOX: Final = Outbox(notice_deliveries, notice_attempts)
 
 
@@ -151,19 +151,13 @@ def delete_expired(connection: Connection, before: datetime, *, limit: int) -> i
     number. Those are kept whose key is still needed."""
     ids = connection.scalars(
         select(notices.c.id)
-        .where(notices.c.created_at < before, _ENDING)
+        .where(notices.c.created_at < before, ENDING)
         .order_by(notices.c.created_at)
         .limit(limit)
     ).all()
     if ids:
         connection.execute(delete(notices).where(notices.c.id.in_(ids)))
     return len(ids)
-
-
-def oldest_ending(connection: Connection) -> datetime | None:
-    """Return when the oldest notice was written that ends with the retention."""
-    query = select(notices.c.created_at).where(_ENDING).order_by(notices.c.created_at).limit(1)
-    return connection.execute(query).scalar()
 
 
 def _wanted(

@@ -7,11 +7,12 @@ not miss them. The only window of a budget in total stays, and so does one with 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import Connection, delete, select, tuple_
+from sqlalchemy import Connection, ScalarSelect, delete, func, select, tuple_
 
 from gateway.checks.moments import microseconds_of, moment_of
+from gateway.retention.aged import COUNTED_MAX
 from gateway.sql.database import upsert
 from gateway.tables.core import budget_windows
 from gateway.tables.retention import retention
@@ -40,10 +41,21 @@ def delete_old_windows(connection: Connection, before: datetime, *, limit: int) 
     return len(places)
 
 
-def oldest_window(connection: Connection) -> datetime | None:
-    """Return when the oldest window began that can be deleted."""
-    table = budget_windows.c
-    ended = (table.starts_us > 0, table.held_nanos == 0)
-    query = select(table.starts_us).where(*ended).order_by(table.starts_us).limit(1)
-    starts_us = connection.execute(query).scalar()
-    return None if starts_us is None else moment_of(starts_us)
+class Windows:
+    """Windows that can be deleted, by when they began."""
+
+    _ended = (budget_windows.c.starts_us > 0, budget_windows.c.held_nanos == 0)
+
+    def first(self) -> ScalarSelect[Any]:
+        starts_us = budget_windows.c.starts_us
+        oldest = select(starts_us).where(*self._ended).order_by(starts_us)
+        return oldest.limit(1).scalar_subquery()
+
+    def due(self, before: datetime) -> ScalarSelect[int]:
+        starts_us = budget_windows.c.starts_us
+        due = select(starts_us).where(*self._ended, starts_us < microseconds_of(before))
+        counted = due.limit(COUNTED_MAX).subquery()
+        return select(func.count()).select_from(counted).scalar_subquery()
+
+    def moment(self, place: Any) -> datetime:
+        return moment_of(place)

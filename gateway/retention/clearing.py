@@ -93,12 +93,27 @@ class Retention:
     def measure(self, connection: Connection) -> list[State]:
         """Return the state of every kind."""
         rows = {row.kind: row for row in connection.execute(select(retention))}
+        ageing = {each.name: each for each in self._kinds if each.rows and each.kept is not None}
+        firsts = (each.rows.first().label(name) for name, each in ageing.items() if each.rows)
+        oldest = connection.execute(select(*firsts)).mappings().one()
         states = []
         for kind in self._kinds:
-            row = rows.get(kind.name)
+            row, place = rows.get(kind.name), oldest.get(kind.name)
             cleared, at = (row.cleared, row.cleared_at) if row is not None else (0, None)
-            states.append(State(kind, kind.due_at(connection), cleared, at))
+            due_at = None
+            if kind.rows is not None and place is not None:
+                due_at = kind.due_at(kind.rows.moment(place))
+            states.append(State(kind, due_at, cleared, at))
         return states
+
+    def count_due(self, connection: Connection, now: datetime) -> Mapping[str, int]:
+        """Return how many rows of each kind the next run would clear, at most ``COUNTED_MAX``."""
+        counts = (
+            each.rows.due(each.due_before(now)).label(each.name)
+            for each in self._kinds
+            if each.rows is not None and each.kept is not None
+        )
+        return dict(connection.execute(select(*counts)).mappings().one())
 
     async def _clear(self, due: Sequence[Kind], beat: Beat) -> Mapping[str, int]:
         cleared: Counter[str] = Counter()

@@ -11,25 +11,28 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
-from sqlalchemy import Column, Connection, delete, select
+from sqlalchemy import Connection, delete, not_, select
 
 from gateway.accounts.login_links import delete_ended_links
 from gateway.accounts.sessions import delete_ended_sessions
 from gateway.audit_log import delete_expired
-from gateway.feedback.store import delete_older, oldest_request
+from gateway.feedback.store import delete_older
 from gateway.files.retention import Cleared, MediaStore
-from gateway.files.store import Files, first_expiry
+from gateway.files.store import Files, in_use
 from gateway.ledger.holds import delete_expired_outputs, delete_idempotency_keys
+from gateway.notices.store import ENDING
 from gateway.notices.store import delete_expired as delete_expired_notices
-from gateway.notices.store import oldest_ending
-from gateway.retention.budget_windows import WINDOWS, delete_old_windows, oldest_window
+from gateway.retention.aged import Aged, Ageing
+from gateway.retention.budget_windows import WINDOWS, Windows, delete_old_windows
 from gateway.retention.metadata import BATCHES, REQUESTS, Tagged
 from gateway.settings import Settings, in_days
 from gateway.sql.database import Database
 from gateway.tables.audit import audit_events
-from gateway.tables.batches import batch_results, batches
+from gateway.tables.batches import batch_results, batches, files
 from gateway.tables.core import idempotency, outputs
+from gateway.tables.feedback import feedback
 from gateway.tables.files import media
+from gateway.tables.notices import notices
 from gateway.tables.users import console_jobs, login_links, sessions
 from gateway.tables.voices import voice_recordings
 from gateway.tables.webhooks import webhook_deliveries
@@ -43,7 +46,6 @@ AT_ONCE: Final = timedelta(0)
 _DAY: Final = timedelta(days=1)
 
 Batch: TypeAlias = Callable[[], Awaitable[Cleared]]
-Oldest: TypeAlias = Callable[[Connection], datetime | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +56,20 @@ class Kind:
     kept: timedelta | None
     """Time from the moment of ``oldest`` until a row is due; None: for ever."""
     clear: Batch
-    oldest: Oldest
-    """Returns the moment from which its oldest row is kept: creation, end or expiry."""
+    rows: Ageing | None
+    """Its rows by the moment from which each is kept: creation, end or expiry; None if they are
+    not in the database."""
     by_day: bool = False
     """Whether rows become due at midnight, in UTC."""
 
-    def due_at(self, connection: Connection) -> datetime | None:
-        """Return since or from when its oldest row is due; None if there is none."""
-        oldest = self.oldest(connection) if self.kept is not None else None
-        if oldest is None or self.kept is None:
-            return None
-        due_at = oldest + self.kept
+    def due_at(self, oldest: datetime) -> datetime:
+        """Return since or from when a row is due."""
+        due_at = oldest + (self.kept or AT_ONCE)
         return _midnight(due_at) + _DAY if self.by_day else due_at
+
+    def due_before(self, now: datetime) -> datetime:
+        """Return the moment before which a row began that is due."""
+        return (_midnight(now) if self.by_day else now) - (self.kept or AT_ONCE)
 
 
 def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kind, ...]:
@@ -102,20 +106,26 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
             output,
             AT_ONCE,
             in_sql(lambda each, now: delete_expired_outputs(each, now, limit=ROWS_MAX)),
-            _first(outputs.c.expires_at),
+            Aged(outputs.c.expires_at),
         ),
         # Attachments and outputs of requests, and large inputs: checked when they can be due.
-        Kind("media", output, AT_ONCE, media_store.delete_ended, _first(media.c.clear_at)),
-        Kind("files", file, AT_ONCE, Files(database, blobs).delete_ended, first_expiry),
+        Kind("media", output, AT_ONCE, media_store.delete_ended, Aged(media.c.clear_at)),
+        Kind(
+            "files",
+            file,
+            AT_ONCE,
+            Files(database, blobs).delete_ended,
+            Aged(files.c.expires_at, (not_(in_use()),)),
+        ),
         # The queue server deletes them.
-        Kind("event_logs", "TOLLGATE_EVENT_RETENTION_MINUTES", events_kept, _nothing, _none),
+        Kind("event_logs", "TOLLGATE_EVENT_RETENTION_MINUTES", events_kept, _nothing, None),
         # They are kept until they are deleted, or were never completed.
         Kind(
             "voices",
             "",
             AT_ONCE,
             lambda: delete_ended_recordings(database, blobs),
-            _first(voice_recordings.c.clear_at),
+            Aged(voice_recordings.c.clear_at),
         ),
         *(
             Kind(
@@ -123,7 +133,7 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
                 "TOLLGATE_METADATA_RETENTION_DAYS",
                 metadata_kept,
                 without(metadata_kept, rows),
-                rows.oldest,
+                rows,
             )
             for rows in (REQUESTS, BATCHES)
         ),
@@ -136,7 +146,7 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
                     each, now - (metadata_kept or AT_ONCE), limit=ROWS_MAX
                 )
             ),
-            oldest_request,
+            Aged(feedback.c.request_id, prefix="req_"),
         ),
         Kind(
             "idempotency_keys",
@@ -145,7 +155,7 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
             in_sql(
                 lambda each, now: delete_idempotency_keys(each, now - keys_kept, limit=ROWS_MAX)
             ),
-            _first(idempotency.c.created_at),
+            Aged(idempotency.c.created_at),
         ),
         Kind(
             "webhooks",
@@ -156,7 +166,7 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
                     each, now - (webhooks_kept or AT_ONCE), limit=ROWS_MAX
                 )
             ),
-            _first(webhook_deliveries.c.ended_at),
+            Aged(webhook_deliveries.c.ended_at),
         ),
         Kind(
             "notices",
@@ -167,7 +177,7 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
                     each, now - (notices_kept or AT_ONCE), limit=ROWS_MAX
                 )
             ),
-            oldest_ending,
+            Aged(notices.c.created_at, (ENDING,)),
         ),
         Kind(
             "batches",
@@ -178,7 +188,7 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
                     each, now - (batches_kept or AT_ONCE), limit=ROWS_MAX
                 )
             ),
-            _first(batches.c.ended_at),
+            Aged(batches.c.ended_at),
         ),
         Kind(
             WINDOWS,
@@ -189,10 +199,10 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
                     each, now - (windows_kept or AT_ONCE), limit=ROWS_MAX
                 )
             ),
-            oldest_window,
+            Windows(),
         ),
         *(
-            Kind(name, "", _DAY, in_sql(_ended_a_day_ago(clear)), _first(column))
+            Kind(name, "", _DAY, in_sql(_ended_a_day_ago(clear)), Aged(column))
             for name, clear, column in (
                 ("sessions", delete_ended_sessions, sessions.c.ends_at),
                 ("login_links", delete_ended_links, login_links.c.ends_at),
@@ -208,7 +218,7 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
                     each, _midnight(now) - (audit_kept or AT_ONCE), limit=ROWS_MAX
                 )
             ),
-            _first(audit_events.c.at),
+            Aged(audit_events.c.at),
             by_day=True,
         ),
     )
@@ -239,16 +249,6 @@ def _delete_batches(connection: Connection, before: datetime, *, limit: int) -> 
 
 async def _nothing() -> Cleared:
     return Cleared(0, False)
-
-
-def _none(_: Connection) -> datetime | None:
-    return None
-
-
-def _first(column: Column[datetime]) -> Oldest:
-    """Return the query of the smallest value in an indexed column."""
-    query = select(column).where(column.is_not(None)).order_by(column).limit(1)
-    return lambda connection: connection.execute(query).scalar()
 
 
 def _midnight(moment: datetime) -> datetime:

@@ -11,10 +11,20 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import Column, Connection, Select, func, select, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    ScalarSelect,
+    Select,
+    func,
+    select,
+    update,
+)
 
 from gateway.files.retention import Cleared
 from gateway.ids import first_id, time_of
+from gateway.retention.aged import COUNTED_MAX
 from gateway.sql.database import upsert
 from gateway.tables.batches import batches
 from gateway.tables.core import holds, receipts
@@ -55,13 +65,34 @@ class Tagged:
         )
         return Cleared(cleared.rowcount, len(ids) == limit)
 
-    def oldest(self, connection: Connection) -> datetime | None:
-        """Return when the oldest row was created that was not looked at, or None."""
-        oldest = connection.execute(self._rows_after(connection).limit(1)).scalar()
-        first_open = connection.execute(self.first_open).scalar()
-        if oldest is None or (first_open is not None and first_open < oldest):
-            return None
-        return time_of(self.prefix, oldest)
+    def first(self) -> ScalarSelect[Any]:
+        """Select the oldest row that was not looked at, unless an older one is open."""
+        rows = select(self.id).where(self.id > self._begin(), self.id <= self._first_open())
+        return rows.order_by(self.id).limit(1).scalar_subquery()
+
+    def due(self, before: datetime) -> ScalarSelect[int]:
+        """Count metadata of rows created before a moment, among the ``COUNTED_MAX`` oldest that
+        were not looked at."""
+        end, data = first_id(self.prefix, before), self.id.table.c["metadata"]
+        rows = (
+            select(data)
+            .where(self.id > self._begin(), self.id < end, self.id < self._first_open())
+            .order_by(self.id)
+            .limit(COUNTED_MAX)
+            .subquery()
+        )
+        return select(func.count(rows.c["metadata"])).scalar_subquery()
+
+    def moment(self, place: Any) -> datetime:
+        return time_of(self.prefix, place)
+
+    def _begin(self) -> ColumnElement[str]:
+        position = select(retention.c.position).where(retention.c.kind == self.kind)
+        return func.coalesce(position.scalar_subquery(), self.prefix)
+
+    def _first_open(self) -> ColumnElement[str]:
+        """Select the smallest id of the open rows, or one after all ids."""
+        return func.coalesce(self.first_open.scalar_subquery(), f"{self.prefix}~")
 
     def _rows_after(self, connection: Connection) -> Select[Any]:
         position = connection.execute(

@@ -393,7 +393,7 @@ async def test_rows_are_sent_once_they_are_rendered(monkeypatch: pytest.MonkeyPa
     one = OpenRequest(new_request_id(), 7, "echo", "text-generation", "running", 1, now, now)
     page = RequestPage([one], None)
     lookup = SimpleNamespace(list=AsyncMock(side_effect=[RequestPage([], None), page]))
-    database = SimpleNamespace(read=AsyncMock(return_value={7: "atlas"}))
+    database = SimpleNamespace(read=AsyncMock(return_value=({7: "atlas"}, {})))
     services: Any = SimpleNamespace(requests=SimpleNamespace(lookup=lookup), database=database)
     followed = tail.Tail(services, RequestFilter(None))
     reader = followed.reader_of(tail._Look("latest", "UTC", ()), "")

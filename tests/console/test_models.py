@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -14,6 +16,7 @@ from gateway.catalog.schema import CatalogEntry
 from gateway.console.views.formats import DASH, usd
 from gateway.ledger.prices import price_periods_of, read_price, set_price
 from gateway.pricing import Component, Price, charge, format_usd, quote
+from tests.console.seeding import seeded_database
 from tests.console.visiting import Browser, Installation, installed
 from tests.databases import Databases
 from workers.contract.jobs import Usage
@@ -38,6 +41,39 @@ def entry_of(own: Installation, name: str) -> CatalogEntry:
     entry = own.client.app.state.services.live.entry(name)
     assert isinstance(entry, CatalogEntry)
     return entry
+
+
+def test_call_is_offered_in_each_language(owner: Browser) -> None:
+    page = owner.get("/console/models/echo").text
+    copies = [unescape(each) for each in re.findall(r'data-copy="([^"]*)"', page)]
+
+    for language, word in (("curl", "curl "), ("Python", "httpx"), ("JavaScript", "fetch(")):
+        assert f"<summary>{language}</summary>" in page
+        (copied,) = [each for each in copies if word in each]
+        assert '"echo"' in copied or "'echo'" in copied
+        assert "/v1/chat/completions" in copied
+        assert "TOLLGATE_API_KEY" in copied
+
+
+def test_list_has_the_speed_of_the_newest_requests(
+    tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str
+) -> None:
+    directory = tmp_path_factory.mktemp("speeds")
+    url, _ = seeded_database(directory, postgres, requests=200)
+    with installed(directory / "home", url, valkey) as made:
+        operator = made.visitor("operator")
+        file = operator.get("/console/models?as=csv").text
+        page = text_of(operator.get("/console/models").text)
+        failures = operator.get("/console/failures?model=echo").text
+
+    rows = {row["name"]: row for row in csv.DictReader(io.StringIO(file))}
+    measured = [row for row in rows.values() if row["success"]]
+    assert measured
+    for row in measured:
+        assert 0 < float(row["median_s"]) <= float(row["p95_s"])
+        assert 0 < float(row["success"]) <= 1
+    assert "Context" in page
+    assert set(re.findall(r'data-label="Model">([^<]+)<', failures)) <= {"echo"}
 
 
 def text_of(html: str) -> str:

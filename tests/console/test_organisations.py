@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from decimal import Decimal
+from html import unescape
 
 import pytest
 
@@ -99,6 +103,14 @@ def test_usage_and_statements_are_those_of_its_accounts(
     auditor = grouped[0].visitor("auditor")
     for by in ("account", "model", "day"):
         assert auditor.get(f"{group}?by={by}").status_code == 200
+    link = re.search(r'<a href="([^"]+as=csv)"', auditor.get(f"{group}?by=model").text)
+    assert link is not None
+    table = list(csv.DictReader(io.StringIO(auditor.get(unescape(link[1])).text)))
+    assert {row["labels.model"] for row in table}
+    assert sum(int(row["requests"]) for row in table) > 0
+    assert all(
+        Decimal(row["cost"]) - Decimal(row["refund"]) == Decimal(row["net"]) for row in table
+    )
     month = f"{datetime.now(UTC):%Y-%m}"
     statement = auditor.get(f"{group}/statements/{month}")
     assert "A draft" in statement.text

@@ -193,6 +193,7 @@ def test_retention_is_shown_and_cleared_now(seeded: tuple[Installation, Seeded])
     shown = words_of(finance, RETENTION)
     assert "TOLLGATE_OUTPUT_RETENTION_HOURS" in shown
     assert "Clear what is due" not in shown
+    assert "Would go now" in shown
     assert finance.post(RETENTION).status_code == 404
 
     assert operator.post(RETENTION, {"reason": "full disk"}).status_code == 303

@@ -8,13 +8,16 @@ import csv
 import io
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from html import unescape
 from zoneinfo import ZoneInfo
 
 import pytest
 from sqlalchemy import Engine, event, text
 
+from gateway.billing.usage.failures import EndCount
 from gateway.billing.usage.report import Group, Span
 from gateway.console.views.files import csv_lines
 from gateway.console.views.histogram import histogram
@@ -28,7 +31,7 @@ from tests.databases import Databases
 from tests.stack import wait_for
 
 STATEMENTS_MAX = 8
-FIRST_PAGES = {"/console": 23, "/console/home": 35, "/console/limits": 11, "/console/retention": 12}
+FIRST_PAGES = {"/console": 23, "/console/home": 26, "/console/limits": 11}
 """Pages that show a little of everything, or all kinds; these numbers must not grow."""
 LARGE = ("receipts", "transfers", "holds", "outputs", "receipt_steps", "refunds", "audit_log")
 LINK = re.compile(r'class="open" href="/console/requests/(req_[0-9a-f]+)"')
@@ -88,6 +91,61 @@ def test_filters_of_all_accounts_select_what_they_say(
     assert operator.get("/console/requests?took=soon").status_code == 400
 
 
+def test_reason_selects_requests_that_ended_so(operator: Browser) -> None:
+    failed = [row for row in lines(operator, "") if row["status"] == "failed"]
+    reason = failed[0]["reason"]
+    of_reason = [row for row in failed if row["reason"] == reason]
+
+    assert lines(operator, f"reason={reason}&status=failed") == of_reason
+    assert lines(operator, f"reason={reason}") == of_reason
+    assert lines(operator, "reason=nothing_like_it") == []
+    failures = operator.get("/console/failures").text
+    assert f"status=failed&amp;reason={reason}&amp;model=" in failures
+
+
+def test_list_has_keys_and_classes(filled: tuple[Installation, Seeded], operator: Browser) -> None:
+    key = filled[1].keys["main"]
+
+    rows = lines(operator, f"key={key.prefix}")
+
+    assert {(row["key"], row["service_class"]) for row in rows} == {(key.prefix, "standard")}
+    html = operator.get(f"/console/requests?key={key.prefix}").text
+    assert f'title="{key.prefix}"' in html
+    assert 'data-label="Class">standard<' in html
+
+
+def test_pages_lead_both_ways(operator: Browser) -> None:
+    everything = [row["id"] for row in lines(operator, "")]
+    path: str | None = "/console/requests"
+    pages = []
+    while path:
+        html = operator.get(path).text
+        pages.append((path, LINK.findall(html)))
+        path = linked(html, "next")
+    assert len(pages) > 2
+    assert [id for _, ids in pages for id in ids] == everything
+
+    back = []
+    while path := linked(html, "prev"):
+        answer = operator.get(path)
+        if answer.status_code == 303:
+            answer = operator.get(answer.headers["location"])
+        html = answer.text
+        back.append(LINK.findall(html))
+
+    assert back == [ids for _, ids in reversed(pages[:-1])]
+    assert linked(html, "first") is None
+    # From a page in the middle, one goes both ways as well.
+    middle = operator.get(f"/console/requests?cursor={everything[70]}").text
+    newer = LINK.findall(operator.get(linked(middle, "prev") or "").text)
+    assert newer == everything[21:71]
+
+
+def linked(html: str, rel: str) -> str | None:
+    found = re.search(rf'<a href="([^"]+)"[^>]* rel="{rel}"', html)
+    return unescape(found[1]) if found else None
+
+
 def test_file_has_the_rows_of_the_list(operator: Browser) -> None:
     shown = found(operator, "model=echo&outcome=charged")
 
@@ -108,11 +166,14 @@ def test_search_says_how_far_it_came(operator: Browser, monkeypatch: pytest.Monk
 def test_bars_count_what_the_list_has(operator: Browser) -> None:
     week = (datetime.now(UTC) - timedelta(days=6)).date().isoformat()
     html = operator.get(f"/console/requests/histogram?from={week}").text
-    bars = re.findall(r'<td class="number">(\d+)</td><td class="number">(\d+)</td>', html)
+    bars = re.findall(r"<tr><th scope=\"row\">.*?</tr>", html)
+    counts = [[int(each) for each in re.findall(r'class="number">(\d+)<', bar)] for bar in bars]
+    statuses = ("succeeded", "failed", "cancelled", "expired")
 
-    ended = [row for row in lines(operator, f"from={week}") if row["cost"] != ""]
-    charged = sum(float(row["cost"]) > 0 for row in ended)
-    assert abs(sum(int(count) for count, _ in bars) - charged) <= 2
+    ended = Counter(row["status"] for row in lines(operator, f"from={week}"))
+    assert all(ended[status] for status in ("succeeded", "failed"))
+    for place, status in enumerate(statuses):
+        assert abs(sum(count[place] for count in counts) - ended[status]) <= 2, status
     link = re.search(r'href="(/console/requests\?[^"]*cursor=req_[0-9a-f]{32})"', html)
     assert link is not None
     assert operator.get(link[1].replace("&amp;", "&")).status_code == 200
@@ -123,11 +184,20 @@ def test_bars_of_a_day_with_a_change_of_clocks() -> None:
     day = Span(datetime(2026, 10, 25, tzinfo=zone), datetime(2026, 10, 26, tzinfo=zone), zone)
     group = Group(labels={"hour": "2026-10-25T02:00+01:00"}, requests=3, charged=2)
 
-    made = histogram(day, "hour", [group])
+    failed = EndCount("failed", datetime(2026, 10, 25, 1, 45, tzinfo=UTC), 1)
+
+    made = histogram(day, "hour", [group], [failed])
 
     assert len(made.bars) == 25
     assert [bar.label for bar in made.bars if bar.requests] == ["2026-10-25T02:00+01:00"]
-    assert (made.charged, made.free) == (2, 1)
+    assert dict(zip(made.series, made.totals, strict=True)) == {
+        "succeeded": 2,
+        "failed": 1,
+        "cancelled": 0,
+        "expired": 0,
+    }
+    assert [bar.requests for bar in made.bars if bar.counts[1]] == [3]
+    assert histogram(day, "hour", [group], None).totals == [2, 1]
 
 
 def test_cells_that_a_spreadsheet_would_compute_are_text() -> None:

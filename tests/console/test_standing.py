@@ -9,9 +9,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import func, select, update
 
+from gateway.accounts import accounts as accounts_module
+from gateway.billing.usage.traffic import first_output_p95
 from gateway.console.views.money import ALL_RULES, RULES, SumRow
 from gateway.console.views.overview import changes_of
-from gateway.performance import first_output_p95
 from gateway.tables.core import accounts, periods, receipts
 from tests.console.seeding import Seeded, seeded_database
 from tests.console.visiting import Installation, installed
@@ -126,6 +127,22 @@ def test_accounts_near_zero_come_first_and_pages_go_on(filled: tuple[Installatio
     atlas = first.partition(f'href="/console/accounts/{seeded.accounts["atlas"].id}"')[2]
     assert ">2<" in atlas.partition('data-label="Open"')[2].partition("</td>")[0]
     assert "ago" in atlas.partition('data-label="Last request"')[2].partition("</td>")[0]
+
+
+def test_only_the_newest_of_many_accounts_are_sorted(
+    filled: tuple[Installation, Seeded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounts_module, "SORTED_MAX", 2)
+    installation, _ = filled
+
+    page = installation.visitor("operator").get("/console/accounts").text
+
+    found = re.findall(r'class="open" href="/console/accounts/(\d+)"', page)
+    with installation.database.transaction() as connection:
+        query = select(accounts.c.id).where(accounts.c.kind == "customer")
+        ids = connection.scalars(query.order_by(accounts.c.id.desc())).all()
+    assert {int(id) for id in found} == set(ids[:2])
+    assert "newest accounts are in this order" in page
 
 
 def test_account_is_opened_with_its_zone_and_allowance(

@@ -25,6 +25,7 @@ OPERATOR = {
     "/console/models": "models",
     "/console/webhooks": "webhooks",
     "/console/audit": "audit",
+    "/console/organisations": "organisations",
 }
 OWNER = {
     "/console/batches": "batches",

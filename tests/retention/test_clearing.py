@@ -155,6 +155,7 @@ async def test_every_kind_is_cleared_when_it_is_due(books: Books, tmp_path: Path
     made = retention(books, tmp_path)
     with books.database.transaction() as connection:
         before = {state.kind.name: state for state in made.measure(connection)}
+        counted = made.count_due(connection, datetime.now(UTC))
 
     cleared = await made.clear_due()
 
@@ -164,7 +165,9 @@ async def test_every_kind_is_cleared_when_it_is_due(books: Books, tmp_path: Path
     assert cleared == {
         name: 3 if name in ("webhooks", "request_metadata") else 1 for name in before
     }
+    assert counted == cleared
     with books.database.transaction() as connection:
+        assert not any(made.count_due(connection, datetime.now(UTC)).values())
         after = {state.kind.name: state for state in made.measure(connection)}
     assert after.pop("event_logs").cleared == 0
     assert {state.cleared for state in after.values()} == {1, 3}
@@ -329,6 +332,7 @@ async def test_every_statement_uses_an_index(
 
     with books.database.transaction() as connection:
         made.measure(connection)
+        made.count_due(connection, datetime.now(UTC))
     # All of them in this thread, and on this engine.
     for kind in made._kinds:
         await kind.clear()
@@ -336,7 +340,7 @@ async def test_every_statement_uses_an_index(
     postgresql = books.database.engine.dialect.name == "postgresql"
     explain = "EXPLAIN " if postgresql else "EXPLAIN QUERY PLAN "
     ours = [(one, of) for one, of in statements if one.startswith(("SELECT", "UPDATE", "DELETE"))]
-    assert len(ours) > 20
+    assert len(ours) > 15
     with books.database.transaction() as connection:
         if postgresql:
             connection.execute(text("SET LOCAL enable_seqscan = off"))
@@ -352,6 +356,8 @@ def _reads_whole_table(line: str) -> bool:
     """Whether a line of a plan scans a table; SQLite's scans that use an index are ordered."""
     if any(f" {table}" in line for table in ("retention", "audit_horizon")):
         return False  # a row of each kind, and one row
+    if line == "SCAN CONSTANT ROW" or line.startswith("SCAN anon"):
+        return False  # the rows that a bounded search has found
     return "Seq Scan" in line or (line.startswith("SCAN") and "USING" not in line)
 
 

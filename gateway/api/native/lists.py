@@ -79,6 +79,9 @@ async def read_traits(
             description="Least time from acceptance to the end, in seconds.", ge=0, le=1_000_000
         ),
     ] = None,
+    reason: Annotated[
+        str | None, QueryParameter(description="Why it ended, such as worker_lost.")
+    ] = None,
 ) -> RequestFilter:
     """Litestar dependency: the filters that need no account."""
     return RequestFilter(
@@ -91,6 +94,7 @@ async def read_traits(
         cost_min_nanos=_amount(cost_min, "cost_min"),
         cost_max_nanos=_amount(cost_max, "cost_max"),
         took_min_us=None if took_min is None else round(took_min * 1_000_000),
+        reason=reason,
     )
 
 

@@ -1,20 +1,38 @@
-"""Counts requests that did not succeed, by reason and model. Reads only."""
+"""Counts requests that did not succeed, by reason and model, or by time. Reads only."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Final
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, func, literal_column, select, union_all
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Subquery,
+    and_,
+    case,
+    func,
+    literal_column,
+    select,
+    union_all,
+)
 
+from gateway.archive.marks import removed_archives
+from gateway.billing.usage.report import Filters
+from gateway.checks.moments import EPOCH
 from gateway.ids import first_request_id, time_of
+from gateway.sql.database import exact_sum, time_bucket
 from gateway.tables.core import receipts
+from gateway.tables.settlement_time import LAG, LEAD
 
 UNSUCCESSFUL: Final = ("failed", "cancelled", "expired")
 SCANNED_MAX: Final = 50_000
 """Maximum number of unsuccessful requests that are counted, the newest."""
+QUARTER: Final = timedelta(minutes=15)
+"""Interval of counts over time: hours and days of every zone consist of whole ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +68,7 @@ def count_failures(
     conditions = [id >= first_request_id(starts_at), id < first_request_id(ends_at)]
     if account_id is not None:
         conditions.append(receipts.c.account_id == account_id)
-    # One query for each status, because the partial indexes of unsuccessful receipts begin with it.
-    # SQLite uses them for a condition that is spelled as theirs.
-    of_status = [
-        select(
-            select(id, receipts.c.status, receipts.c.reason, receipts.c.model)
-            .where(
-                receipts.c.status != literal_column("'succeeded'"),
-                receipts.c.status == status,
-                *conditions,
-            )
-            .order_by(id.desc())
-            .limit(SCANNED_MAX)
-            .subquery()
-        )
-        for status in UNSUCCESSFUL
-    ]
-    every = union_all(*of_status).subquery()
+    every = _newest((id, receipts.c.status, receipts.c.reason, receipts.c.model), conditions)
     newest = select(every).order_by(every.c.request_id.desc()).limit(SCANNED_MAX).subquery()
     places = (newest.c.status, newest.c.reason, newest.c.model)
     first, last = func.min(newest.c.request_id), func.max(newest.c.request_id)
@@ -88,3 +90,79 @@ def count_failures(
         for row in rows
     ]
     return Failures(groups, sum(group.requests for group in groups) >= SCANNED_MAX)
+
+
+class EndCount(NamedTuple):
+    """Number of requests that ended with a status in the quarter of an hour from ``at``."""
+
+    status: str
+    at: datetime
+    requests: int
+
+
+def count_unsuccessful(
+    connection: Connection, filters: Filters, *, starts_at: datetime, ends_at: datetime
+) -> Sequence[EndCount] | None:
+    """Count the requests that ended without success in a span, by status and time.
+
+    None if there are more than ``SCANNED_MAX``, or if some are archived.
+    """
+    if removed_archives(connection, (starts_at, ends_at)):
+        return None
+    id, names = receipts.c.request_id, ("key_id", "model", "task")
+    conditions: list[ColumnElement[bool]] = [
+        id >= first_request_id(starts_at - LAG),
+        id < first_request_id(ends_at + LEAD),
+    ]
+    if filters.account_ids is not None:
+        conditions.append(receipts.c.account_id.in_(filters.account_ids))
+    columns = (id, receipts.c.status, receipts.c.settled_at, *(receipts.c[name] for name in names))
+    every = _newest(columns, conditions)
+    # No index has the other conditions: they select among a bounded number of rows.
+    wanted: list[ColumnElement[bool]] = [
+        every.c.settled_at >= starts_at,
+        every.c.settled_at < ends_at,
+        *(
+            every.c[name].in_(values)
+            for name in names
+            if (values := getattr(filters, f"{name}s")) is not None
+        ),
+    ]
+    seconds = int(QUARTER.total_seconds())
+    at = time_bucket(every.c.settled_at, seconds).label("at")
+    rows = connection.execute(
+        select(
+            every.c.status,
+            at,
+            func.count().label("scanned"),
+            exact_sum(case((and_(*wanted), 1), else_=0)).label("requests"),
+        ).group_by(every.c.status, literal_column("2"))
+    ).all()
+    if sum(row.scanned for row in rows) >= SCANNED_MAX:
+        return None
+    return [
+        EndCount(row.status, EPOCH + row.at * QUARTER, row.requests) for row in rows if row.requests
+    ]
+
+
+def _newest(columns: Sequence[Column[Any]], conditions: Sequence[ColumnElement[bool]]) -> Subquery:
+    """Select the newest unsuccessful receipts, ``SCANNED_MAX`` of each status.
+
+    One query for each status, because the partial indexes of unsuccessful receipts begin with it.
+    SQLite uses them for a condition that is spelled as theirs.
+    """
+    of_status = [
+        select(
+            select(*columns)
+            .where(
+                receipts.c.status != literal_column("'succeeded'"),
+                receipts.c.status == status,
+                *conditions,
+            )
+            .order_by(receipts.c.request_id.desc())
+            .limit(SCANNED_MAX)
+            .subquery()
+        )
+        for status in UNSUCCESSFUL
+    ]
+    return union_all(*of_status).subquery()

@@ -7,6 +7,7 @@ it is so old that its rows are committed; then it is kept. Nothing is read unles
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Final
 from sqlalchemy import ColumnElement, Connection, Table, case, func, select
 
 from gateway.ids import first_request_id, time_of
+from gateway.performance import SUCCESSES_MIN
 from gateway.requests.lookup import LOOKED_AT_MAX, RequestFilter
 from gateway.sql.database import Database, exact_sum, time_bucket
 from gateway.tables.core import accounts, holds, receipts
@@ -32,6 +34,8 @@ ADMISSION: Final = timedelta(seconds=10)
 """Longest usual time from a request's id to its acceptance."""
 FRESH_S: Final = 0.5
 FAILED: Final = ("failed", "expired")
+FIRST_OUTPUTS_MAX: Final = 1_000
+"""Maximum number of receipts from which the time to the first output is computed: the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,24 @@ def read_flows(connection: Connection, starts_at: datetime, ends_at: datetime) -
         for number, requests in connection.execute(accepted):
             found[number] += Flow(requests)
     return dict(found)
+
+
+def first_output_p95(connection: Connection, since: datetime) -> int | None:
+    """Return the p95 of the time to the first token or audio in µs; None with too few requests."""
+    query = (
+        select(receipts.c.timings)
+        .where(
+            *settled_within(connection, since),
+            receipts.c.status == "succeeded",
+            receipts.c.service_class == "standard",
+        )
+        .order_by(receipts.c.settled_at.desc())
+        .limit(FIRST_OUTPUTS_MAX)
+    )
+    all_us = (timings.get("first_token_us", 0) for timings in connection.scalars(query))
+    found = sorted(us for us in all_us if us)
+    place = math.ceil(0.95 * len(found)) - 1
+    return int(found[place]) if len(found) >= SUCCESSES_MIN else None
 
 
 class TrafficHour:

@@ -160,9 +160,10 @@ for (const form of document.querySelectorAll("form.filters")) {
   form.addEventListener("change", () => form.requestSubmit());
 }
 
-// A table that scrolls sideways is reached by keyboard.
+// A table that scrolls is reached by keyboard.
 for (const table of document.querySelectorAll(".table")) {
-  if (table.scrollWidth > table.clientWidth) table.tabIndex = 0;
+  const scrolls = table.scrollWidth > table.clientWidth || table.scrollHeight > table.clientHeight;
+  if (scrolls && getComputedStyle(table).overflowX !== "visible") table.tabIndex = 0;
 }
 
 // A form is sent once, however often its button is pressed.

@@ -34,6 +34,7 @@ from gateway.console.views.requests import RequestRow, request_row
 from gateway.console.visitors import Visitor
 from gateway.ids import is_request_id
 from gateway.ledger.closed import ClosedRequest
+from gateway.requests.lists.origins import RequestOrigin, origins_of
 from gateway.requests.lookup import RequestFilter, RequestPage
 from gateway.tasks.submission import OpenRequest
 
@@ -152,6 +153,7 @@ class Tail:
             self._choice = replace(choice, starts_at=max(choice.starts_at or back, back))
         self._entries: dict[str, _Entry] = {}
         self._names: dict[int, str] = {}
+        self._origins: dict[str, RequestOrigin] = {}
         self._readers: weakref.WeakSet[_TailReader] = weakref.WeakSet()
         self._html: dict[tuple[_Look, str], tuple[int, str]] = {}
         self._looks: set[_Look] = set()
@@ -182,7 +184,7 @@ class Tail:
     async def sample(self) -> bool:
         lookup = self._services.requests.lookup
         found = await lookup.list(self._choice, limit=ROWS, cursor=None)
-        await self._learn_names({one.account_id for one in found.items} - self._names.keys())
+        await self._learn(found)
         changed = self._take(found)
         readers = list(self._readers)
         looks = {reader.look for reader in readers}
@@ -216,7 +218,7 @@ class Tail:
         recent = datetime.now(UTC) - JUST_ENDED
         found: dict[str, _Entry] = {}
         for one in page.items:
-            row, known = request_row(one, self._names), before.get(one.request_id)
+            row, known = request_row(one, self._names, self._origins), before.get(one.request_id)
             if known is not None and _state(known.row) == _state(row):
                 found[row.id] = known
             else:
@@ -278,13 +280,22 @@ class Tail:
         changed, self.counts = counts != self.counts, counts
         return changed
 
-    async def _learn_names(self, ids: set[int]) -> None:
-        if ids:
+    async def _learn(self, page: RequestPage) -> None:
+        """Read names of accounts and origins of requests that are new."""
+        accounts = {one.account_id for one in page.items} - self._names.keys()
+        new = {one.request_id for one in page.items} - self._origins.keys()
+        if not new:
+            return
 
-            def read(connection: Connection) -> Mapping[int, str]:
-                return account_names(connection, ids)
+        def read(connection: Connection) -> tuple[Mapping[int, str], Mapping[str, RequestOrigin]]:
+            names = account_names(connection, accounts) if accounts else {}
+            return names, origins_of(connection, new)
 
-            self._names.update(await self._services.database.read(read))
+        names, origins = await self._services.database.read(read)
+        self._names.update(names)
+        shown = {one.request_id for one in page.items}
+        kept = {id: origin for id, origin in self._origins.items() if id in shown}
+        self._origins = {**kept, **origins}
 
 
 class _TailReader:

@@ -63,7 +63,7 @@ class BookingPages(Controller):
             archived=archived,
             tasks=tuple(TASKS),
             filters=query.values,
-            narrowed=bool(set(query.values) - {"cursor", "account"}),
+            narrowed=bool(query.narrowed - {"account"}),
             charges=_file_url(query, asked.span),
             pager=query.pages(found[ROWS - 1].cursor if len(found) > ROWS else None),
         )

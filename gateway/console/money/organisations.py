@@ -27,6 +27,7 @@ from gateway.console.answers import see_other
 from gateway.console.guards import needs
 from gateway.console.queries import ROWS, FormValues, Query, problems_of, read_form
 from gateway.console.rendering import page
+from gateway.console.views.files import TableFile
 from gateway.console.views.formats import usd
 from gateway.console.views.limits import budget_row
 from gateway.console.views.money import sum_rows, sum_total
@@ -41,7 +42,8 @@ GROUPS: Final = ("account", "model", "task", "day", "month")
 ALL_ACCOUNTS: Final = 0
 """In place of an account, whose long reports share their slot."""
 USAGE_MAX: Final = 200
-"""Rows of the usage that the page shows."""
+"""Rows of the usage that the page shows; the file has all."""
+SUMS: Final = ("requests", "cost_nanos", "refund_nanos", "net_nanos")
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,11 +313,20 @@ async def _index_page(
     query = Query(request)
 
     def read(connection: Connection) -> tuple[list[OrganisationView], str | None, dict[int, Any]]:
-        found, more = organisations.list_page(connection, limit=ROWS, cursor=query.text("cursor"))
-        members = {
-            each["id"]: [find_account(connection, id) for id in accounts_at(connection, each["id"])]
-            for each in found
-        }
+        found, more = organisations.list_page(
+            connection, limit=query.rows, cursor=query.text("cursor")
+        )
+        # A file has no members.
+        members = (
+            {}
+            if query.rows > ROWS
+            else {
+                each["id"]: [
+                    find_account(connection, id) for id in accounts_at(connection, each["id"])
+                ]
+                for each in found
+            }
+        )
         return found, more, members
 
     found, more, members = await request.services.database.report(read, account_id=None)
@@ -325,6 +336,9 @@ async def _index_page(
         "money/organisations.html",
         title="Organisations",
         status=error.http_status if error else 200,
+        as_file=TableFile(
+            "organisations", ("id", "name", "created_at"), found, is_cut=more is not None
+        ),
         rows=found,
         members=members,
         values=values or {},
@@ -384,6 +398,7 @@ async def _organisation_page(
         models=request.services.live.names(),
         by=by,
         groups=GROUPS,
+        as_file=TableFile(f"usage-organisation-{organisation_id}", (f"labels.{by}", *SUMS), rows),
         usage_rows=rows[:USAGE_MAX],
         usage_cut=len(rows) > USAGE_MAX,
         usage_max=USAGE_MAX,

@@ -52,7 +52,7 @@ from gateway.console.rendering import page
 from gateway.console.scope import account_of
 from gateway.console.views.evidence import row_url
 from gateway.console.views.files import attachment
-from gateway.console.views.formats import usd
+from gateway.console.views.formats import Clock, usd
 from gateway.console.views.usage import (
     MONEY,
     TOP,
@@ -140,6 +140,7 @@ class UsagePages(Controller):
             comparisons=COMPARISONS,
             tasks=tuple(TASKS),
             filters=query.values,
+            presets=query.presets(Clock(visitor.zone, datetime.now(UTC))),
             most=max((row.value for row in rows), default=0),
             csv=query.url(format="csv"),
             all_rows=query.url(top="all"),

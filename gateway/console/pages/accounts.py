@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
 from zoneinfo import ZoneInfo
@@ -12,6 +12,7 @@ from litestar.params import FromPath
 from sqlalchemy import Connection
 
 from gateway.accounts.accounts import (
+    SORTED_MAX,
     STATUSES,
     Account,
     Status,
@@ -21,7 +22,7 @@ from gateway.accounts.accounts import (
 )
 from gateway.api.http.bodies import read_body
 from gateway.api.http.request import ApiRequest
-from gateway.billing.usage.report import Filters, Group, Span, usage
+from gateway.billing.usage.report import Filters, Group, Span, regroup, usage
 from gateway.billing.usage.traffic import Activity, activity_of
 from gateway.checks.decoding import read_id
 from gateway.console.answers import see_other
@@ -32,6 +33,7 @@ from gateway.console.views.evidence import bookings_url, open_requests_url
 from gateway.console.views.files import TableFile
 from gateway.console.views.formats import usd
 from gateway.console.views.money import sum_rows, sum_total
+from gateway.console.views.overview import points_of
 from gateway.console.visitors import CurrentVisitor, Visitor
 from gateway.errors import InvalidRequest, NotFound, TollgateError
 from gateway.operations import accounts
@@ -62,10 +64,11 @@ class AccountPages(Controller):
 
         def read(
             connection: Connection,
-        ) -> tuple[list[Account], list[Group], Mapping[int, Activity]]:
+        ) -> tuple[list[Account], bool, list[Group], Mapping[int, Activity]]:
             name, limit = query.text("name"), query.rows + 1
+            is_part = False
             if least:
-                found = accounts_near_zero(
+                found, is_part = accounts_near_zero(
                     connection, status=status, name=name, limit=limit, after=after
                 )
             else:
@@ -76,10 +79,12 @@ class AccountPages(Controller):
             # A file has no usage.
             ids = () if query.rows > ROWS else tuple(account.id for account in found)
             span = Span(now - WEEK, now, UTC_ZONE)
-            spent = usage(connection, span, ["account_id"], Filters(ids)) if ids else []
-            return found, spent, activity_of(connection, ids[:ROWS])
+            spent = usage(connection, span, ["account_id", "day"], Filters(ids)) if ids else []
+            return found, is_part, spent, activity_of(connection, ids[:ROWS])
 
-        found, spent, activity = await request.services.database.report(read, account_id=None)
+        found, is_part, spent, activity = await request.services.database.report(
+            read, account_id=None
+        )
         last = found[query.rows - 1] if len(found) > query.rows else None
         more = f"{last.available_nanos}:{last.id}" if last else None
         return await page(
@@ -92,15 +97,17 @@ class AccountPages(Controller):
                 each.id: bookings_url(now - WEEK, now, account=each.name) for each in found[:ROWS]
             },
             holding={each.id: open_requests_url(each.name) for each in found[:ROWS]},
-            spent={row.labels["account_id"]: row for row in sum_rows(spent)},
+            spent={row.labels["account_id"]: row for row in sum_rows(regroup(spent, "account_id"))},
+            days=_curves(spent, now),
             as_file=TableFile(
                 "accounts", FILE_COLUMNS, found[: query.rows], is_cut=more is not None
             ),
             activity=activity,
+            sorted_max=SORTED_MAX if is_part else None,
             statuses=STATUSES,
             orders=ORDERS,
             filters=query.values,
-            narrowed=bool(set(query.values) - {"cursor", "order"}),
+            narrowed=bool(query.narrowed - {"order"}),
             pager=query.pages(more),
         )
 
@@ -155,6 +162,19 @@ class AccountPages(Controller):
         except TollgateError as error:
             return await _account_page(request, visitor, account_id, form.values(), error)
         return see_other(f"/console/accounts/{account_id}")
+
+
+def _curves(groups: Sequence[Group], now: datetime) -> dict[str, str]:
+    """Return what each account spent by day, as the points of a line."""
+    days = [(now - WEEK + timedelta(days=at)).date().isoformat() for at in range(WEEK.days + 1)]
+    spent: dict[str, dict[str, int]] = {}
+    for group in groups:
+        of_account = spent.setdefault(group.labels["account_id"], {})
+        of_account[group.labels["day"]] = group.cost_nanos - group.refund_nanos
+    return {
+        account: points_of([max(of_day.get(day, 0), 0) for day in days])
+        for account, of_day in spent.items()
+    }
 
 
 def _place(cursor: str | None) -> tuple[int, int] | None:

@@ -77,7 +77,7 @@ class AuditPages(Controller):
                 is_cut=more is not None,
             ),
             filters=query.values,
-            narrowed=bool(set(query.values) - {"account", "cursor"}),
+            narrowed=bool(query.narrowed - {"account"}),
             pager=query.pages(more),
         )
 

@@ -20,7 +20,7 @@ from gateway.billing.usage.comparison import earlier_span
 from gateway.billing.usage.coverage import midnight
 from gateway.billing.usage.failures import Failures, count_failures
 from gateway.billing.usage.report import Filters, Group, Span, regroup, usage
-from gateway.billing.usage.traffic import OpenHolds, open_holds
+from gateway.billing.usage.traffic import OpenHolds, first_output_p95, open_holds
 from gateway.catalog.schema import CatalogEntry
 from gateway.checks.moments import read_moment
 from gateway.console.answers import see_other
@@ -52,7 +52,6 @@ from gateway.operations import keys
 from gateway.operations.keys import KeyView
 from gateway.operations.running.upstreams import list_upstreams
 from gateway.operations.running.workers import list_workers
-from gateway.performance import first_output_p95
 from gateway.requests.lookup import RequestFilter
 from gateway.webhooks.deliveries import count_failing
 
@@ -180,7 +179,6 @@ class HomePages(Controller):
             account = one_account(connection, visitor, named)
             zone = ZoneInfo(visitor.zone)
             own = Filters((account.id,))
-            since = Clock(visitor.zone, now).midnight
             owned, _ = keys.list_page(
                 connection,
                 account=f"id:{account.id}",
@@ -195,13 +193,16 @@ class HomePages(Controller):
             for period in coming:
                 if period.price_id is not None:
                     read_price(connection, period.price_id, services.live.prices)
+            days = Span(_month_start(visitor.zone, now), now, zone)
+            month = usage(connection, days, ["day", "model"], own)
+            day = now.astimezone(zone).date().isoformat()
             return AccountToday(
                 account=account,
                 debt=owed(connection, account.id),
                 budgets=budget_states(connection, budgets, now),
-                today=usage(connection, Span(since, now, zone), ["model"], own),
-                month=usage(connection, Span(_month_start(visitor.zone, now), now, zone), [], own),
-                week=usage(connection, Span(now - WEEK, now, zone), ["day"], own),
+                today=regroup([each for each in month if each.labels["day"] == day], "model"),
+                month=month,
+                week=used,
                 keys=owned,
                 prices=coming,
             )

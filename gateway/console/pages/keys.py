@@ -83,7 +83,7 @@ class KeyPages(Controller):
             as_file=TableFile("keys", FILE_COLUMNS, rows, is_cut=more is not None),
             statuses=STATUSES,
             filters=query.values,
-            narrowed=bool(set(query.values) - {"account", "cursor"}),
+            narrowed=bool(query.narrowed - {"account"}),
             may_write=visitor.may("keys.write", account.id if account else None),
             pager=query.pages(more),
         )

@@ -28,8 +28,9 @@ from gateway.catalog.picking.filters import (
 from gateway.catalog.picking.pick import RESULTS, pick, read_wish
 from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import TASKS, Modality, Task
-from gateway.catalog.views import PickView
+from gateway.catalog.views import EntryView, PickView
 from gateway.console.guards import needs
+from gateway.console.playground.code import code_of
 from gateway.console.queries import Query
 from gateway.console.rendering import page
 from gateway.console.views.files import TableFile
@@ -41,7 +42,6 @@ from gateway.console.views.models import (
     price_texts,
     price_versions,
     reason_of,
-    shell_json,
     speed_rows,
 )
 from gateway.console.views.money import SumRow, sum_total
@@ -62,6 +62,7 @@ from gateway.errors import InvalidRequest, unknown_model
 from gateway.ledger.prices import LIST, price_periods_of, read_price
 from gateway.performance import WINDOWS, Window, output_kind
 
+QUESTION: Final = {"messages": [{"role": "user", "content": "What is a queue?"}]}
 PROMPT: Final = {"prompt": "a lighthouse at dusk"}
 SORTS: Final = (
     ("name", "name"),
@@ -101,7 +102,8 @@ class ModelPages(Controller):
         offers = Offers(request, visitor)
         entries, sizes = offers.entries, read_sizes(query)
         announcements = services.requests.health.announcements
-        seconds = await services.performance.median_seconds(services.live.names())
+        recent = await services.performance.recent(services.live.names())
+        seconds = {name: found.median_s for name, found in recent.items()}
         task, most = query.one_of("task", get_args(Task)), query.amount("most")
         filters = CatalogFilters(
             task=cast("Task | None", task),
@@ -129,7 +131,7 @@ class ModelPages(Controller):
                 announcements,
                 find=offers.find,
                 for_operator=visitor.role is not None,
-                seconds=seconds.get(entry.name),
+                recent=recent.get(entry.name),
                 has_own_price=services.live.has_price_override(entry.name, offers.account_id),
                 sizes=sizes,
             )
@@ -161,7 +163,10 @@ class ModelPages(Controller):
                     "typical_nanos",
                     "typical",
                     "prices",
-                    "seconds",
+                    "median_s",
+                    "p95_s",
+                    "success",
+                    "context",
                     "vendor",
                     "good_for",
                 ),
@@ -268,8 +273,7 @@ class ModelPages(Controller):
             ],
             load=services.requests.health.loads.get(entry.name),
             windows=tuple(WINDOWS),
-            example=shell_json(view["examples"][0] if view["examples"] else PROMPT),
-            base_url=str(request.base_url).rstrip("/"),
+            code=code_of(str(request.base_url).rstrip("/"), _example(entry, view)),
         )
 
     @get("/speed/{name:path}", guards=[needs("catalog.read")])
@@ -352,6 +356,13 @@ class ModelPages(Controller):
             tasks=tuple(TASKS),
             filters=query.values,
         )
+
+
+def _example(entry: CatalogEntry, view: EntryView) -> dict[str, Any]:
+    """Return a call of a model, as its page offers it."""
+    if entry.task == "text-generation":
+        return {"model": entry.name, "input": QUESTION}
+    return {"model": entry.name, "input": view["examples"][0] if view["examples"] else PROMPT}
 
 
 def _options(entries: Sequence[CatalogEntry]) -> dict[str, list[str]]:

@@ -215,7 +215,7 @@ async def _users_page(
         roles=ROLES,
         statuses=USER_STATUSES,
         filters=query.values,
-        narrowed=bool(set(query.values) - {"cursor"}),
+        narrowed=bool(query.narrowed),
         pager=query.pages(more),
         values=values or {},
         problems=problems_of(error),

@@ -23,7 +23,7 @@ from gateway.console.rendering import page
 from gateway.console.scope import account_of, one_account
 from gateway.console.views.evidence import bookings_url, row_url, row_urls
 from gateway.console.views.files import TableFile
-from gateway.console.views.formats import usd
+from gateway.console.views.formats import Clock, usd
 from gateway.console.views.money import sum_rows, sum_total
 from gateway.console.visitors import CurrentVisitor, Visitor
 from gateway.errors import NotFound
@@ -67,6 +67,7 @@ class ReportPages(Controller):
             proof=row_url({}, span, chosen),
             total=total,
             filters=query.values,
+            presets=query.presets(Clock(visitor.zone, datetime.now(UTC))),
         )
 
     @get("/statements", guards=[needs("periods.read")])

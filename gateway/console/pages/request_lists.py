@@ -18,7 +18,7 @@ from gateway.accounts.sessions import choose
 from gateway.api.http.request import ApiRequest
 from gateway.api.native.lists import owner_of_key
 from gateway.api.native.usage import key_number
-from gateway.billing.usage.failures import Failures, count_failures
+from gateway.billing.usage.failures import Failures, count_failures, count_unsuccessful
 from gateway.billing.usage.report import Filters, Span, usage
 from gateway.catalog.tasks import TASKS
 from gateway.checks.moments import timestamp
@@ -27,22 +27,24 @@ from gateway.console.entrance.enter import local_path
 from gateway.console.guards import needs
 from gateway.console.live.tail import INTERVAL_S, ListTail, tail_name
 from gateway.console.pages.requests import cancel_seen
-from gateway.console.queries import ROWS, Query
+from gateway.console.queries import CURSORS, ROWS, Query
 from gateway.console.rendering import page
 from gateway.console.scope import account_of
 from gateway.console.views.files import TableFile, attachment, csv_lines
-from gateway.console.views.histogram import histogram, unit_of
+from gateway.console.views.histogram import Histogram, histogram, unit_of
 from gateway.console.views.requests import COLUMNS, STATUSES, request_row
 from gateway.console.visitors import CurrentVisitor, Visitor
-from gateway.errors import InvalidRequest, TollgateError
+from gateway.errors import FAILURE_STATUS, InvalidRequest, TollgateError
 from gateway.ids import id_before
-from gateway.ledger.closed import UNITS, ClosedRequest
+from gateway.ledger.closed import NOT_QUEUED, UNITS, ClosedRequest
 from gateway.pricing import format_usd
 from gateway.requests.lists.filter import OPEN
+from gateway.requests.lists.origins import RequestOrigin, origins_of
 from gateway.requests.lookup import RequestFilter, RequestPage
 from gateway.tasks.submission import OpenRequest
 
 OUTCOMES: Final = ("charged", "released")
+REASONS: Final = (*FAILURE_STATUS, "client", "deadline", *NOT_QUEUED)
 FAILURE_DAYS: Final = 7
 HISTOGRAM_SPAN: Final = timedelta(hours=24)
 """Span of the histogram of a list without days."""
@@ -53,7 +55,7 @@ FILE_PAGE: Final = 500
 """Requests that are read together for a file."""
 _MADE: Final = tuple(unit for unit in UNITS if unit != "requests")
 _OF_USAGE: Final = frozenset(
-    {"account", "key", "model", "task", "outcome", "from", "to", "cursor", "tail", "sum"}
+    {"account", "key", "model", "task", "outcome", "from", "to", "tail", "sum"}
 )
 """Filters that sums of usage have, of which all but the outcome select bars."""
 
@@ -68,8 +70,18 @@ class RequestListPages(Controller):
             return see_other(f"/console/requests/{sought.strip()}")
         services = request.services
         account, chosen = await _chosen(request, visitor, query)
-        found = await services.requests.lookup.list(chosen, limit=ROWS, cursor=query.text("cursor"))
-        names = await _names(request, account, found)
+        before = query.text("before")
+        found = await services.requests.lookup.list(
+            chosen,
+            limit=ROWS,
+            cursor=before or query.text("cursor"),
+            oldest_first=before is not None,
+        )
+        if before and found.next_cursor is None:
+            # These are the newest, which are on the first page.
+            return see_other(query.url(before=None))
+        items = found.items if before is None else found.items[::-1]
+        names, origins = await _known(request, account, items)
         wants_sum = query.one_of("sum", ("yes",)) is not None
         sums = await services.requests.lookup.summarize(chosen) if wants_sum else None
         tail = _tail(query, chosen, found, visitor)
@@ -82,16 +94,17 @@ class RequestListPages(Controller):
             tail_switch=query.url(tail=None if tail else "on", cursor=None),
             title="Requests" if account is None else f"Requests of {account.name}",
             account=account,
-            rows=[request_row(one, names) for one in found.items],
+            rows=[request_row(one, names, origins) for one in items],
             searched_to=found.searched_to,
             archived=found.archived,
             sums=sums,
             sum_url=query.url(sum="yes", cursor=None),
             filters=query.values,
-            narrowed=bool(set(query.values) - {"cursor", "account", "tail", "sum"}),
+            narrowed=bool(query.narrowed - {"account", "tail", "sum"}),
             statuses=(*STATUSES, OPEN),
             outcomes=OUTCOMES,
             tasks=tuple(TASKS),
+            reasons=REASONS,
             models=services.live.names(),
             columns=COLUMNS,
             hidden=visitor.hidden,
@@ -99,7 +112,7 @@ class RequestListPages(Controller):
             base_url=str(request.base_url).rstrip("/"),
             bars=query.at("/console/requests/histogram", tail=None) if _has_bars(query) else None,
             file=query.at("/console/requests/file", cursor=None, tail=None),
-            pager=query.pages(found.next_cursor),
+            pager=_pages(query, found),
         )
 
     @get("/requests/histogram", guards=[needs("requests.read")])
@@ -118,11 +131,15 @@ class RequestListPages(Controller):
             models=(chosen.model,) if chosen.model else None,
             tasks=(chosen.task,) if chosen.task else None,
         )
-        groups = await request.services.database.report(
-            lambda connection: usage(connection, span, [unit], filters),
-            account_id=visitor.account_id,
-        )
-        found = histogram(span, unit, groups)
+
+        def read(connection: Connection) -> Histogram:
+            groups = usage(connection, span, [unit], filters)
+            unsuccessful = count_unsuccessful(
+                connection, filters, starts_at=span.starts_at, ends_at=span.ends_at
+            )
+            return histogram(span, unit, groups, unsuccessful)
+
+        found = await request.services.database.report(read, account_id=visitor.account_id)
         return await page(
             request,
             visitor,
@@ -191,6 +208,9 @@ class RequestListPages(Controller):
         account, found, since = await request.services.database.report(
             read, account_id=visitor.account_id
         )
+        if (model := query.text("model")) is not None:
+            groups = [group for group in found.groups if group.model == model]
+            found = replace(found, groups=groups)
         total = sum(group.requests for group in found.groups)
         return await page(
             request,
@@ -206,6 +226,7 @@ class RequestListPages(Controller):
             found=found,
             since=since,
             most=max((group.requests for group in found.groups), default=0),
+            models=request.services.live.names(),
             filters=query.values,
         )
 
@@ -226,7 +247,7 @@ def _tail(
     query: Query, chosen: RequestFilter, found: RequestPage, visitor: Visitor
 ) -> ListTail | None:
     """Return what the newest page of a list follows, if its address says so."""
-    if query.text("tail") is None or query.text("cursor") is not None:
+    if query.text("tail") is None or not CURSORS.isdisjoint(query.values):
         return None
     since = found.items[0].request_id if found.items else id_before(datetime.now(UTC))
     name = tail_name(chosen, zone=visitor.zone, hidden=visitor.hidden, since=since)
@@ -257,22 +278,45 @@ def _filter(
         cost_min_nanos=query.amount("cost"),
         cost_max_nanos=query.amount("cost_max"),
         took_min_us=query.seconds("took"),
+        reason=query.text("reason"),
     )
 
 
 def _has_bars(query: Query) -> bool:
     """Whether all filters select bars; those of tags, costs and times would read all receipts."""
-    return set(query.values) <= _OF_USAGE - {"outcome"}
+    return query.narrowed <= _OF_USAGE - {"outcome"}
 
 
-async def _names(
-    request: ApiRequest, account: Account | None, found: RequestPage
-) -> Mapping[int, str]:
-    """Return the names of the accounts on a page."""
-    if account is not None:
-        return {account.id: account.name}
-    ids = {one.account_id for one in found.items}
-    return await request.services.database.read(lambda connection: account_names(connection, ids))
+def _pages(query: Query, found: RequestPage) -> dict[str, str | None]:
+    """Return the addresses of the pages around this one. Ids never change, so any page can be
+    entered and left both ways."""
+    items, more = found.items, found.next_cursor
+    older: str | None = None
+    newer: str | None = None
+    if query.text("before") is not None:
+        newer, older = more, items[0].request_id if items else None
+    else:
+        older = more
+        newer = items[0].request_id if items and query.text("cursor") else None
+    return {
+        "older": query.url(cursor=older) if older else None,
+        "newer": query.url(before=newer) if newer else None,
+        "newest": query.url(cursor=None) if query.text("before") or query.text("cursor") else None,
+    }
+
+
+async def _known(
+    request: ApiRequest, account: Account | None, items: Sequence[OpenRequest | ClosedRequest]
+) -> tuple[Mapping[int, str], Mapping[str, RequestOrigin]]:
+    """Return the names of the accounts of some requests, and who sent each."""
+
+    def read(connection: Connection) -> tuple[Mapping[int, str], Mapping[str, RequestOrigin]]:
+        origins = origins_of(connection, [one.request_id for one in items])
+        if account is not None:
+            return {account.id: account.name}, origins
+        return account_names(connection, {one.account_id for one in items}), origins
+
+    return await request.services.database.read(read)
 
 
 async def _lines(
@@ -287,12 +331,12 @@ async def _lines(
             found = await request.services.requests.lookup.list(
                 chosen, limit=FILE_PAGE, cursor=cursor
             )
-            names = await _names(request, account, found)
+            names, origins = await _known(request, account, found.items)
         except TollgateError as error:
             # The answer has begun, so its end says that the rest is missing.
             yield csv_lines([[f"the rest is missing: {error.message}"]])
             return
-        yield csv_lines(_line(one, names) for one in found.items)
+        yield csv_lines(_line(one, names, origins) for one in found.items)
         rows += len(found.items)
         cursor = found.next_cursor
         if cursor is None:
@@ -300,17 +344,32 @@ async def _lines(
 
 
 _HEAD: Final = (
-    *("id", "accepted_at", "account", "model", "task", "status", "reason", "service_class"),
-    *("hold", "cost", "total_ms", "first_ms", *_MADE, "tags"),
+    *("id", "accepted_at", "account", "key", "model", "task", "status", "reason"),
+    *("service_class", "hold", "cost", "total_ms", "first_ms", *_MADE, "tags"),
 )
 
 
-def _line(one: OpenRequest | ClosedRequest, names: Mapping[int, str]) -> Sequence[object]:
+def _line(
+    one: OpenRequest | ClosedRequest, names: Mapping[int, str], origins: Mapping[str, RequestOrigin]
+) -> Sequence[object]:
     account = names.get(one.account_id, str(one.account_id))
-    head = [one.request_id, timestamp(one.accepted_at), account, one.model, one.task, one.status]
+    origin = origins.get(one.request_id)
+    head = [one.request_id, timestamp(one.accepted_at), account, origin.key if origin else ""]
+    head += [one.model, one.task, one.status]
     tags = msgspec.json.encode(dict(one.metadata)).decode() if one.metadata else ""
     if isinstance(one, OpenRequest):
-        return [*head, "", "", format_usd(one.hold_nanos), "", "", "", *("" for _ in _MADE), tags]
+        class_ = origin.service_class if origin else ""
+        return [
+            *head,
+            "",
+            class_,
+            format_usd(one.hold_nanos),
+            "",
+            "",
+            "",
+            *("" for _ in _MADE),
+            tags,
+        ]
     times = (one.timings.total_us, one.timings.first_token_us)
     return [
         *head,

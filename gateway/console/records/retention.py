@@ -20,6 +20,7 @@ from gateway.console.rendering import page
 from gateway.console.visitors import CurrentVisitor
 from gateway.errors import InvalidRequest
 from gateway.operations.retention import record_run
+from gateway.retention.aged import COUNTED_MAX
 from gateway.retention.clearing import Retention, State
 from gateway.retention.kinds import all_kinds
 
@@ -38,6 +39,8 @@ class KindRow:
     due_at: datetime | None
     is_due: bool
     is_late: bool
+    due: int | None
+    """Rows that the next run would clear, at most ``COUNTED_MAX``; None if they are not counted."""
     cleared: int
     cleared_at: datetime | None
 
@@ -49,17 +52,23 @@ class RetentionPages(Controller):
     async def index(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
         retention = _retention(request)
 
-        def read(connection: Connection) -> tuple[list[State], ConsoleJob | None]:
-            return retention.measure(connection), find_latest(connection, KIND, digest_of())
+        now = datetime.now(UTC)
 
-        found, job = await request.services.database.report(read, account_id=None)
-        rows = [_row(each, datetime.now(UTC)) for each in found]
+        def read(connection: Connection) -> tuple[list[KindRow], ConsoleJob | None]:
+            due = retention.count_due(connection, now)
+            rows = [
+                _row(each, now, due.get(each.kind.name)) for each in retention.measure(connection)
+            ]
+            return rows, find_latest(connection, KIND, digest_of())
+
+        rows, job = await request.services.database.report(read, account_id=None)
         return await page(
             request,
             visitor,
             "records/retention.html",
             title=_title(rows),
             rows=rows,
+            counted_max=COUNTED_MAX,
             job=job,
             may_write=visitor.may("retention.write"),
         )
@@ -100,7 +109,7 @@ def _retention(request: ApiRequest) -> Retention:
     )
 
 
-def _row(state: State, now: datetime) -> KindRow:
+def _row(state: State, now: datetime, due: int | None) -> KindRow:
     lag = state.lag(now)
     return KindRow(
         name=state.kind.name,
@@ -109,6 +118,7 @@ def _row(state: State, now: datetime) -> KindRow:
         due_at=state.due_at,
         is_due=state.due_at is not None and state.due_at <= now,
         is_late=lag > LATE,
+        due=due,
         cleared=state.cleared,
         cleared_at=state.cleared_at,
     )

@@ -103,7 +103,7 @@ class FeedbackPages(Controller):
             names=names,
             ratings=RATINGS,
             filters=query.values,
-            narrowed=bool(set(query.values) - {"account", "by", "cursor"}),
+            narrowed=bool(query.narrowed - {"account", "by"}),
             export=query.at("/console/feedback/file", cursor=None, by=None),
             pager=query.pages(shown[-1].request.request_id if len(found) > ROWS else None),
         )

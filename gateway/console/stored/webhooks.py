@@ -80,7 +80,7 @@ class WebhookPages(Controller):
             kinds=KINDS,
             statuses=STATUSES,
             filters=query.values,
-            narrowed=bool(set(query.values) - {"account", "cursor"}),
+            narrowed=bool(query.narrowed - {"account"}),
             may_write=visitor.may("webhooks.write", account.id if account else None),
             base_url=str(request.base_url).rstrip("/"),
             example=EXAMPLE,

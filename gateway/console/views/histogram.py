@@ -1,12 +1,14 @@
-"""Requests over time, above their list: how many were charged, and how many were free. Pure."""
+"""Requests over time, above their list: how many ended with each status. Pure."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Final, Literal, TypeAlias
 
+from gateway.billing.usage.failures import UNSUCCESSFUL, EndCount
 from gateway.billing.usage.report import Group, Span
 from gateway.ids import first_id
 
@@ -14,26 +16,30 @@ Unit: TypeAlias = Literal["hour", "day"]
 HOURS_UNTIL: Final = timedelta(days=3)
 """Length of a span up to which bars are hours; beyond, they are days."""
 BARS_MAX: Final = 120
+OUTCOMES: Final = ("charged", "free")
 _ID_LENGTH: Final = len("req_") + 32
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Requests that were booked in an hour or a day. ``cursor``: where their list begins."""
+    """Requests that were booked in an hour or a day, as many as of each series of the histogram.
+    ``cursor``: where their list begins."""
 
     label: str
-    charged: int
-    free: int
+    counts: Sequence[int]
     cursor: str
 
     @property
     def requests(self) -> int:
-        return self.charged + self.free
+        return sum(self.counts)
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
+    """``series``: names of what each bar is a stack of, from its foot."""
+
     unit: Unit
+    series: Sequence[str]
     bars: Sequence[Bar]
 
     @property
@@ -41,35 +47,44 @@ class Histogram:
         return max((bar.requests for bar in self.bars), default=0)
 
     @property
-    def charged(self) -> int:
-        return sum(bar.charged for bar in self.bars)
-
-    @property
-    def free(self) -> int:
-        return sum(bar.free for bar in self.bars)
+    def totals(self) -> Sequence[int]:
+        return [sum(bar.counts[at] for bar in self.bars) for at in range(len(self.series))]
 
 
 def unit_of(span: Span) -> Unit:
     return "hour" if span.ends_at - span.starts_at <= HOURS_UNTIL else "day"
 
 
-def histogram(span: Span, unit: Unit, groups: Sequence[Group]) -> Histogram:
+def histogram(
+    span: Span, unit: Unit, groups: Sequence[Group], unsuccessful: Sequence[EndCount] | None
+) -> Histogram:
     """Return a bar for each hour or day of a span, the newest ``BARS_MAX`` of them; nothing was
-    booked in those that ``groups`` lack."""
+    booked in those that ``groups`` lack.
+
+    Bars are stacks of statuses. If it is not known which requests were ``unsuccessful``, they are
+    stacks of outcomes.
+    """
     found = {group.labels[unit]: group for group in groups}
-    labels = list(dict.fromkeys(_labels(span, unit)))[-BARS_MAX:]
+    ended: Counter[tuple[str, str]] = Counter()
+    for each in unsuccessful or ():
+        ended[_label(each.at.astimezone(span.zone), unit), each.status] += each.requests
+    series = OUTCOMES if unsuccessful is None else ("succeeded", *UNSUCCESSFUL)
     bars = []
-    for label in labels:
-        group = found.get(label)
-        bars.append(
-            Bar(
-                label,
-                charged=group.charged if group else 0,
-                free=group.requests - group.charged if group else 0,
-                cursor=_cursor(_end(label, unit, span)),
-            )
-        )
-    return Histogram(unit, bars)
+    for label in list(dict.fromkeys(_labels(span, unit)))[-BARS_MAX:]:
+        group = found.get(label, Group(labels={}))
+        if unsuccessful is None:
+            counts = [group.charged, group.requests - group.charged]
+        else:
+            others = [ended[label, status] for status in UNSUCCESSFUL]
+            counts = [max(group.requests - sum(others), 0), *others]
+        bars.append(Bar(label, counts, _cursor(_end(label, unit, span))))
+    return Histogram(unit, series, bars)
+
+
+def _label(local: datetime, unit: Unit) -> str:
+    if unit == "day":
+        return local.date().isoformat()
+    return local.replace(minute=0).isoformat(timespec="minutes")
 
 
 def _labels(span: Span, unit: Unit) -> Sequence[str]:
@@ -78,13 +93,8 @@ def _labels(span: Span, unit: Unit) -> Sequence[str]:
     # In UTC: arithmetic within a zone leaves out the hour that a change of clocks repeats.
     at = span.starts_at.astimezone(UTC)
     while at < span.ends_at:
-        local = at.astimezone(span.zone)
-        if unit == "hour":
-            labels.append(local.replace(minute=0).isoformat(timespec="minutes"))
-            at += timedelta(minutes=30)
-        else:
-            labels.append(local.date().isoformat())
-            at += timedelta(hours=12)
+        labels.append(_label(at.astimezone(span.zone), unit))
+        at += timedelta(minutes=30) if unit == "hour" else timedelta(hours=12)
     return labels
 
 

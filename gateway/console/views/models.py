@@ -15,7 +15,7 @@ from gateway.catalog.tasks import TASKS, Modality
 from gateway.catalog.views import EntryView, TypicalOrderView
 from gateway.console.views.formats import count, usd
 from gateway.ledger.prices import LIST, PricePeriod
-from gateway.performance import StatsView
+from gateway.performance import RecentSpeed, StatsView
 from workers.contract.announcements import Announcement
 
 ICONS: Final[Mapping[Modality, str]] = {
@@ -50,10 +50,23 @@ class ModelRow:
     prices: Sequence[str]
     available: bool
     reason: str | None
-    seconds: float | None
+    recent: RecentSpeed | None
+    context: int | None
     vendor: str | None
     good_for: Sequence[str]
     has_own_price: bool
+
+    @property
+    def median_s(self) -> float | None:
+        return self.recent.median_s if self.recent else None
+
+    @property
+    def p95_s(self) -> float | None:
+        return self.recent.p95_s if self.recent else None
+
+    @property
+    def success(self) -> float | None:
+        return self.recent.success if self.recent else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +89,7 @@ def model_row(
     *,
     find: Find,
     for_operator: bool,
-    seconds: float | None,
+    recent: RecentSpeed | None,
     has_own_price: bool,
     sizes: Mapping[str, int] | None = None,
 ) -> ModelRow:
@@ -92,7 +105,8 @@ def model_row(
         prices=price_texts(entry),
         available=view["available"],
         reason=reason_of(view),
-        seconds=seconds,
+        recent=recent,
+        context=entry.limits.context_tokens,
         vendor=entry.vendor,
         good_for=entry.good_for,
         has_own_price=has_own_price,

@@ -119,10 +119,11 @@ def hour_curves(minutes: Sequence[Flow]) -> list[HourCurve]:
         ("charged", "Charged", [flow.charged_nanos for flow in minutes]),
         ("settled", "Requests settled", [flow.settled for flow in minutes]),
     )
-    return [HourCurve(f"{name}_curve", label, _points(values)) for name, label, values in drawn]
+    return [HourCurve(f"{name}_curve", label, points_of(values)) for name, label, values in drawn]
 
 
-def _points(values: Sequence[int]) -> str:
+def points_of(values: Sequence[int]) -> str:
+    """Return the points of a line in a small box, scaled to the highest value."""
     most = max(values) or 1
     across = WIDTH / max(len(values) - 1, 1)
     return " ".join(

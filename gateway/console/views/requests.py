@@ -11,6 +11,7 @@ from gateway.console.views.formats import count
 from gateway.ledger.closed import ClosedRequest
 from gateway.ledger.receipts import Receipt
 from gateway.pricing import Line
+from gateway.requests.lists.origins import RequestOrigin
 from gateway.tasks.submission import OpenRequest
 from workers.contract.jobs import Timings, Usage
 
@@ -25,16 +26,20 @@ KINDS: Final[Mapping[str, StateKind]] = {
 }
 PHASES: Final = ("queue", "load", "preprocess", "transfer", "forward", "postprocess")
 STATUSES: Final = tuple(KINDS)
+NO_ORIGIN: Final = RequestOrigin("", "", "")
 COLUMNS: Final[Mapping[str, str]] = {
     "account": "Account",
+    "key": "Key",
     "held": "Held, $",
     "took": "Took, by phase",
     "first": "First",
     "made": "Made",
+    "class": "Class",
     "task": "Task",
     "tags": "Tags",
 }
-"""Columns of the list that a visitor can hide, with their heads."""
+"""Columns of the list that a visitor can hide, with their heads; keys and classes are shown where
+there is room."""
 
 
 class Phase(NamedTuple):
@@ -61,7 +66,9 @@ class RequestRow:
     first_us: int | None
     made: str
     tags: Mapping[str, str]
-    in_batch: bool
+    key: str
+    key_name: str
+    service_class: str
 
     @property
     def is_open(self) -> bool:
@@ -95,8 +102,13 @@ class Money:
         return sum(line.amount_nanos for line in self.lines) == self.charged_nanos
 
 
-def request_row(found: OpenRequest | ClosedRequest, accounts: Mapping[int, str]) -> RequestRow:
+def request_row(
+    found: OpenRequest | ClosedRequest,
+    accounts: Mapping[int, str],
+    origins: Mapping[str, RequestOrigin] = {},
+) -> RequestRow:
     account = accounts.get(found.account_id, str(found.account_id))
+    key, key_name, service_class = origins.get(found.request_id, NO_ORIGIN)
     if isinstance(found, OpenRequest):
         return RequestRow(
             id=found.request_id,
@@ -114,7 +126,9 @@ def request_row(found: OpenRequest | ClosedRequest, accounts: Mapping[int, str])
             first_us=None,
             made="" if found.position is None else f"{found.position} ahead",
             tags=found.metadata,
-            in_batch=False,
+            key=key,
+            key_name=key_name,
+            service_class=service_class,
         )
     return RequestRow(
         id=found.request_id,
@@ -132,7 +146,9 @@ def request_row(found: OpenRequest | ClosedRequest, accounts: Mapping[int, str])
         first_us=found.timings.first_token_us or None,
         made=made(found.usage),
         tags=found.metadata,
-        in_batch=found.service_class == "batch",
+        key=key,
+        key_name=key_name,
+        service_class=found.service_class,
     )
 
 

@@ -44,6 +44,8 @@ class RequestFilter:
     """Greatest charge; free requests match."""
     took_min_us: int | None = None
     """Least time from acceptance to the end."""
+    reason: str | None = None
+    """Why it ended, such as ``worker_lost``."""
 
     @property
     def open(self) -> bool:
@@ -91,6 +93,8 @@ class RequestFilter:
             if self.took_min_us is not None:
                 took = receipts.c.timings["total_us"].as_string().cast(BigInteger)
                 found.append(took >= self.took_min_us)
+            if self.reason is not None:
+                found.append(receipts.c.reason == self.reason)
         return found
 
     def places(self, table: FromClause) -> list[ColumnElement[bool]]:
@@ -117,9 +121,9 @@ class RequestFilter:
         return found
 
     @property
-    def _ends(self) -> tuple[int | None, ...]:
-        """Bounds of what only ended requests have."""
-        return self.cost_min_nanos, self.cost_max_nanos, self.took_min_us
+    def _ends(self) -> tuple[int | str | None, ...]:
+        """Conditions on what only ended requests have."""
+        return self.cost_min_nanos, self.cost_max_nanos, self.took_min_us, self.reason
 
     @property
     def _by_model(self) -> bool:
