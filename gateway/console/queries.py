@@ -28,7 +28,7 @@ FILE_ROWS: Final = 5_000
 SECONDS_MAX: Final = 1_000_000.0
 DEFAULT_SPAN: Final = "30 days"
 """The span of a report whose address has none."""
-CURSORS: Final = frozenset({"cursor", "back", "before"})
+CURSORS: Final = ("cursor", "back", "before")
 """Parameters that say which page of a list is shown."""
 BACK_MAX: Final = 40
 """Pages that can be gone back without the newest one; each has its cursor in the address."""
@@ -115,7 +115,7 @@ class Query:
 
     def url(self, **changes: str | None) -> str:
         """Return the address of this page with other filters; None removes one."""
-        if not CURSORS.isdisjoint(changes):
+        if any(name in changes for name in CURSORS):
             changes = {**dict.fromkeys(CURSORS), **changes}
         values = {name: changes.get(name, value) for name, value in self.values.items()}
         values |= {name: value for name, value in changes.items() if name not in values}
@@ -125,7 +125,7 @@ class Query:
     @property
     def narrowed(self) -> frozenset[str]:
         """Names of the filters, without those that only say which page is shown."""
-        return frozenset(self.values) - CURSORS
+        return frozenset(self.values).difference(CURSORS)
 
     def pages(self, cursor: str | None) -> dict[str, str | None]:
         """Return the addresses of the pages after and before this one, and of the first one.

@@ -247,7 +247,7 @@ def _tail(
     query: Query, chosen: RequestFilter, found: RequestPage, visitor: Visitor
 ) -> ListTail | None:
     """Return what the newest page of a list follows, if its address says so."""
-    if query.text("tail") is None or not CURSORS.isdisjoint(query.values):
+    if query.text("tail") is None or any(name in query.values for name in CURSORS):
         return None
     since = found.items[0].request_id if found.items else id_before(datetime.now(UTC))
     name = tail_name(chosen, zone=visitor.zone, hidden=visitor.hidden, since=since)
