@@ -20,7 +20,7 @@ from gateway.tables.core import accounts
 Status: TypeAlias = Literal["active", "suspended", "closed"]
 STATUSES: Final[tuple[Status, ...]] = get_args(Status)
 SORTED_MAX: Final = 20_000
-"""Accounts that are sorted by what they have available: about 30 ms of SQLite."""
+"""Maximum number of accounts that are sorted by what they have available."""
 
 
 @dataclass(frozen=True, slots=True)
