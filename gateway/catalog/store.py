@@ -36,8 +36,8 @@ from gateway.catalog.selling.batch_prices import BatchPrice, due
 from gateway.catalog.selling.terms import (
     NO_TERMS,
     OwnPrices,
-    TermsReading,
     Terms,
+    TermsReading,
     own_prices,
     read_terms,
 )

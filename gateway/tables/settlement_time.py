@@ -143,15 +143,12 @@ def booked_at(connection: Connection, transfer_id: int) -> datetime | None:
     unknown."""
     moment = transfers.c.booked_at
     query = select(moment).where(transfers.c.id == transfer_id)
-    found: datetime | None = None
-    if is_partitioned(connection):
-        now = datetime.now(UTC)
-        for span in _RECENT:
-            found = connection.execute(query.where(moment >= now - span)).scalar()
-            if found is not None:
-                return found
-    found = connection.execute(query).scalar()
-    return found
+    now, spans = datetime.now(UTC), _RECENT if is_partitioned(connection) else ()
+    for each in (*(query.where(moment >= now - span) for span in spans), query):
+        found: datetime | None = connection.execute(each).scalar()
+        if found is not None:
+            return found
+    return None
 
 
 def refunded_within(

@@ -12,7 +12,13 @@ from sqlalchemy import Engine, delete, event, insert, select, text
 
 from gateway.accounts.accounts import create_account
 from gateway.catalog.selling import terms
-from gateway.catalog.selling.terms import NO_TERMS, TermsReading, Terms, delete_old_changes, read_terms
+from gateway.catalog.selling.terms import (
+    NO_TERMS,
+    Terms,
+    TermsReading,
+    delete_old_changes,
+    read_terms,
+)
 from gateway.ledger.discounts import put_discount_in_force
 from gateway.ledger.prices import LIST, cancel_price, put_in_force, set_price
 from gateway.pricing import Component, Price
@@ -214,7 +220,8 @@ def test_changed_places_are_found_by_the_primary_key(database: Database, account
     known = read(database).terms
     plans: list[str] = []
     with database.transaction() as connection:
-        put_in_force(connection, "painter", price(1), NOW)
+        for model in MODELS:
+            put_in_force(connection, model, price(1), NOW)
 
         def explain(_: object, cursor: Any, statement: str, values: object, *__: object) -> None:
             if "FROM price_periods" in statement:

@@ -379,7 +379,10 @@ def test_newest_requests_are_searched_in_the_newest_partitions_first(
     assert page(RequestFilter(books.account.id, status="succeeded"), 2, None)[0] == [new, old]
 
 
-def test_newest_entries_are_searched_in_the_newest_partitions_first(database: Database) -> None:
+def test_newest_entries_are_searched_in_the_newest_partitions_first(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settlement_time, "_RECENT", (timedelta(hours=2), timedelta(days=366)))
     books, old = open_books(database, credit=0), datetime.now(UTC) - timedelta(days=200)
     account, stray = books.account.id, f"transfers_before_{datetime.now(UTC):%Y_%m}"
     with database.transaction() as connection:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, NamedTuple, TypeAlias
 
-from sqlalchemy import Connection, delete, select, tuple_
+from sqlalchemy import Connection, delete, select
 
 from gateway.catalog.selling.batch_prices import PriceSchedule, PriceStart
 from gateway.ledger.discounts import Discounts, read_discounts
@@ -20,7 +20,7 @@ from gateway.ledger.prices import LIST, not_cancelled, read_version
 from gateway.tables.core import price_periods
 from gateway.tables.prices import price_changes
 
-CHANGES_MAX: Final = 1000
+CHANGES_MAX: Final = 300
 """Maximum number of changed places that are read one by one; of more, everything is read."""
 VERSIONS_KEPT: Final = 10_000
 """Versions of which the journal is kept: gateways are rarely behind by more than one."""
@@ -87,15 +87,14 @@ def own_prices(schedule: PriceSchedule, now: datetime) -> dict[str, OwnPrices]:
 
 
 def delete_old_changes(connection: Connection, *, limit: int) -> int:
-    """Delete up to ``limit`` of the oldest rows of the journal that no gateway needs; return their
-    number."""
+    """Delete the oldest rows of the journal that no gateway needs, about ``limit``; return their
+    number, at most the limit."""
     table = price_changes.c
     needed = read_version(connection) - VERSIONS_KEPT
-    old = select(table.version, table.model, table.account_id).where(table.version < needed)
+    old = select(table.version).where(table.version < needed)
     rows = connection.execute(old.order_by(table.version).limit(limit)).all()
     if rows:
-        key = tuple_(table.version, table.model, table.account_id)
-        connection.execute(delete(price_changes).where(key.in_([tuple(row) for row in rows])))
+        connection.execute(delete(price_changes).where(table.version <= rows[-1].version))
     return len(rows)
 
 
@@ -144,9 +143,14 @@ def _read_schedule(
     table = price_periods.c
     query = select(table.model, table.account_id, table.effective_from, table.price_id)
     if places is not None:
-        query = query.where(tuple_(table.model, table.account_id).in_(sorted(places)))
+        # Not by pairs, for which SQLite uses no index; there can be rows of other places.
+        query = query.where(
+            table.model.in_(sorted({model for model, _ in places})),
+            table.account_id.in_(sorted({account_id for _, account_id in places})),
+        )
     found: defaultdict[Place, list[PriceStart]] = defaultdict(list)
     rows = connection.execute(query.where(not_cancelled()).order_by(table.effective_from))
     for model, account_id, starts_at, price_id in rows:
-        found[model, account_id].append(PriceStart(starts_at, price_id))
+        if places is None or (model, account_id) in places:
+            found[model, account_id].append(PriceStart(starts_at, price_id))
     return dict(found)
