@@ -175,7 +175,7 @@ def _grouped(
 def _unpack_rows(packed: torch.Tensor, bits: int) -> torch.Tensor:
     """Unpack ``(rows, columns)`` int32 to ``(rows · 32 / bits, columns)`` uint8."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)[None, :, None]
-    values = (packed[:, None] >> shifts) & (2**bits - 1)
+    values: torch.Tensor = (packed[:, None] >> shifts) & (2**bits - 1)
     return values.to(torch.uint8).flatten(0, 1)
 
 

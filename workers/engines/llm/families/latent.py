@@ -58,17 +58,18 @@ class LatentProjections:
             like = module.kv_a_layernorm.weight
             weight = made(torch.eye(module.kv_lora_rank, dtype=like.dtype, device=like.device)).t()
         sizes = [module.qk_nope_head_dim, module.v_head_dim]
-        key, value = weight.detach().view(module.num_heads, sum(sizes), -1).split(sizes, dim=1)
+        heads = weight.detach().view(module.num_heads, sum(sizes), -1)
+        key, value = torch.split(heads, sizes, dim=1)
         self._key = key.contiguous()
         self._value = value.transpose(1, 2).contiguous()
 
     def project_query(self, query: torch.Tensor) -> torch.Tensor:
         """Return ``(1, heads, tokens, latent + rotary)`` of ``(1, heads, tokens, size)``."""
-        plain, rotary = query.split(
-            [self._key.shape[1], query.shape[-1] - self._key.shape[1]], dim=-1
-        )
+        size = self._key.shape[1]
+        plain, rotary = query[..., :size], query[..., size:]
         return torch.cat((plain @ self._key, rotary), dim=-1)
 
     def project_result(self, attended: torch.Tensor) -> torch.Tensor:
         """Return ``(1, tokens, heads, size)`` of ``(1, tokens, heads, latent)``."""
-        return (attended.transpose(1, 2) @ self._value).transpose(1, 2)
+        made: torch.Tensor = (attended.transpose(1, 2) @ self._value).transpose(1, 2)
+        return made
