@@ -15,6 +15,7 @@ from datetime import timedelta
 from litestar import Litestar, Router
 from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
+from litestar.exceptions import HTTPException
 from litestar.openapi.spec import Components, SecurityScheme, Tag
 
 from gateway.accounts.attempts import Attempts
@@ -45,7 +46,7 @@ from gateway.batches.runner import Runner
 from gateway.batches.stored import StoredOutputs
 from gateway.billing.usage.traffic import TrafficHour
 from gateway.catalog.store import LiveCatalog
-from gateway.console.app import console_router
+from gateway.console.app import console_router, refuse_route
 from gateway.console.headers import add_console_headers
 from gateway.console.jobs.runner import ConsoleJobs
 from gateway.console.live.updates import LiveUpdates
@@ -335,7 +336,11 @@ def create_app(settings: Settings) -> Litestar:
         before_send=[add_limit_headers, add_console_headers],
         cors_config=cors_of(settings),
         lifespan=[lifespan],
-        exception_handlers=EXCEPTION_HANDLERS,
+        exception_handlers=(
+            {**EXCEPTION_HANDLERS, HTTPException: refuse_route}
+            if settings.console
+            else EXCEPTION_HANDLERS
+        ),
         request_max_body_size=settings.body_bytes_max,
         state=State({}),
         logging_config=None,

@@ -15,6 +15,7 @@ from litestar.response import Redirect
 from litestar.types import ExceptionHandlersMap
 from redis.exceptions import RedisError
 
+from gateway.api.http.bodies import error_response
 from gateway.api.http.request import ApiRequest
 from gateway.console import assets
 from gateway.console.catalog import addition, editor, planner
@@ -33,7 +34,7 @@ from gateway.console.guards import (
     no_page,
     path_of,
 )
-from gateway.console.headers import PREFIX
+from gateway.console.headers import PREFIX, is_console
 from gateway.console.installation import pages as installation
 from gateway.console.jobs import pages as jobs
 from gateway.console.live import stream
@@ -77,7 +78,13 @@ from gateway.console.stored import (
 )
 from gateway.console.stored import voices as stored_voices
 from gateway.console.visitors import Visitor, visitor_of
-from gateway.errors import InternalError, InvalidRequest, TollgateError, Unavailable
+from gateway.errors import (
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    TollgateError,
+    Unavailable,
+)
 from gateway.settings import Settings
 from gateway.sql.database import DatabaseTimeout
 from gateway.sql.lanes import ran_too_long
@@ -91,6 +98,7 @@ TITLES: Final = {
     400: "This is not accepted",
     403: "Not allowed",
     404: "This page does not exist",
+    405: "This page does not work that way",
     421: "Another address is needed",
     429: "Too many at a time",
     500: "Something went wrong",
@@ -177,6 +185,14 @@ async def _nothing(rest: FromPath[str]) -> Response[Any]:
     raise no_page()
 
 
+def refuse_route(request: Request[Any, Any, Any], error: HTTPException) -> Response[Any]:
+    """Answer a call that reaches no route, and thus no handler of the console's: with a page
+    below ``/console``, and as the API does elsewhere."""
+    if isinstance(request, ApiRequest) and is_console(request.scope["path"]):
+        return _http_error(request, error)
+    return error_response(request, error)
+
+
 def _visitor(request: ApiRequest) -> Visitor:
     visitor = visitor_of(request)
     assert visitor is not None
@@ -226,6 +242,12 @@ def _http_error(request: ApiRequest, error: HTTPException) -> Response[Any]:
         return _unexpected(request, error)
     if error.status_code == 404:
         return _error_page(request, no_page())
+    if error.status_code == 405:
+        message = f"This address does not take {request.method}; nothing was changed."
+        refused = _error_page(request, MethodNotAllowed("method_not_allowed", message))
+        allowed = (error.headers or {}).get("allow", "").split(", ")
+        refused.headers["Allow"] = ", ".join(sorted(allowed))
+        return refused
     return _error_page(request, InvalidRequest("invalid_request", str(error.detail)))
 
 

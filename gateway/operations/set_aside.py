@@ -15,6 +15,7 @@ from gateway.checks.moments import timestamp
 from gateway.errors import NotFound
 from gateway.ledger.periods import booking_time
 from gateway.ledger.settle import settle
+from gateway.requests.lookup import Lookup
 from gateway.requests.settle import RELEASED, released
 from workers.contract.jobs import RequestId
 
@@ -37,6 +38,8 @@ class SetAsideDetailView(SetAsideView):
     """A row that was set aside. ``content``: of a result, what the upstream returned."""
 
     content: Any
+    content_hidden: bool
+    """Whether there is content that the caller may not see."""
 
 
 def list_all(connection: Connection, *, limit: int) -> list[SetAsideView]:
@@ -52,7 +55,23 @@ def show(connection: Connection, kind: Kind, name: str) -> SetAsideDetailView:
         shown = None if content is None else msgspec.json.decode(content)
     except msgspec.DecodeError:  # it was cut at its maximum length
         shown = content
-    return {**_view(note), "content": shown}
+    return {**_view(note), "content": shown, "content_hidden": False}
+
+
+def hide_content(row: SetAsideDetailView) -> SetAsideDetailView:
+    """Return a row for those who may not see the contents of its account."""
+    return {**row, "content": None, "content_hidden": row["content"] is not None}
+
+
+async def owner_of(lookup: Lookup, kind: Kind, name: str) -> int | None:
+    """Return the account of a request that was set aside; None if it is unknown, or no request."""
+    if kind not in ("request", "outcome", "result"):
+        return None
+    try:
+        found = await lookup.find(None, name, whole=False)
+    except NotFound:
+        return None
+    return found.account_id
 
 
 def resolve(connection: Connection, author: Author, kind: Kind, name: str, action: Action) -> None:

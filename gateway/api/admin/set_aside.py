@@ -13,11 +13,14 @@ from gateway.api.http.bodies import check_limit
 from gateway.api.http.operations import write
 from gateway.api.http.request import ApiRequest
 from gateway.aside import Kind, delete_note
+from gateway.operations.entrance.content_grants import key_sees
 from gateway.operations.set_aside import (
     Action,
     SetAsideDetailView,
     SetAsideView,
+    hide_content,
     list_all,
+    owner_of,
     release,
     resolve,
     retry,
@@ -53,13 +56,19 @@ class SetAsideController(Controller):
     @get(
         "/{kind:str}/{name:str}",
         operation_id="ShowSetAside",
-        summary="Show a row that was set aside; a result with what the upstream returned",
+        summary="Show a row that was set aside; a result with its content, while a grant of its "
+        "account allows that",
     )
     async def show(
         self, request: ApiRequest, kind: FromPath[Kind], name: FromPath[str]
     ) -> Response[SetAsideDetailView]:
-        database = request.services.database
-        return json_response(await database.read(functools.partial(show, kind=kind, name=name)))
+        services = request.services
+        row = await services.database.read(functools.partial(show, kind=kind, name=name))
+        owner_id = await owner_of(services.requests.lookup, kind, name)
+        sees = owner_id is not None and await services.database.read(
+            functools.partial(key_sees, key=request.key, account_id=owner_id)
+        )
+        return json_response(row if sees else hide_content(row))
 
     @post(
         "/{kind:str}/{name:str}/{action:str}",

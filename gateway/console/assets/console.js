@@ -155,9 +155,23 @@ if (zones && Intl.supportedValuesOf) {
   });
 }
 
-// Filters act when they change; without scripts their button does the same.
+// Filters act when they change; without scripts their button does the same. The address of the next
+// page ends with the field that has the focus then, which so keeps it.
 for (const form of document.querySelectorAll("form.filters")) {
-  form.addEventListener("change", () => form.requestSubmit());
+  form.addEventListener("change", () =>
+    // What changed loses the focus only afterwards, if it was left by a key.
+    setTimeout(() => {
+      const { id } = document.activeElement;
+      if (id && form.contains(document.activeElement)) form.action = `${form.action.split("#")[0]}#${id}`;
+      form.requestSubmit();
+    }),
+  );
+}
+const changed = document.getElementById(location.hash.slice(1));
+if (changed?.matches("form.filters :is(input, select, button)")) {
+  changed.closest("details")?.setAttribute("open", "");
+  changed.focus({ preventScroll: true });
+  history.replaceState(null, "", location.pathname + location.search);
 }
 
 // A table that scrolls is reached by keyboard.

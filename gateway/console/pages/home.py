@@ -106,9 +106,10 @@ class HomePages(Controller):
         since = Clock(visitor.zone, now).midnight
 
         def read(connection: Connection) -> Installation:
-            span = Span(since, now, ZoneInfo(visitor.zone))
+            zone = ZoneInfo(visitor.zone)
+            span = Span(since, now, zone)
             today = usage(connection, span, ["account", "model"], Filters())
-            whole = Span(since, since + DAY, ZoneInfo(visitor.zone))
+            whole = Span(since, midnight(since.astimezone(zone).date() + DAY, zone), zone)
             before = earlier_span(whole, "weekdays", now=now).span
             return Installation(
                 holds=open_holds(connection),

@@ -81,14 +81,15 @@ class SetAsidePages(Controller):
             return set_aside.show(connection, kind, name)
 
         row = await services.database.read(read)
-        owner_id = await _owner_of(request, kind, name)
+        owner_id = await set_aside.owner_of(services.requests.lookup, kind, name)
         owner = None
         if owner_id is not None:
             number = owner_id
             owner = await services.database.read(
                 lambda connection: find_account(connection, number)
             )
-        sees = owner_id is not None and visitor.may("contents.read", owner_id)
+        if owner_id is None or not visitor.may("contents.read", owner_id):
+            row = set_aside.hide_content(row)
         return await page(
             request,
             visitor,
@@ -99,8 +100,7 @@ class SetAsidePages(Controller):
             about=ABOUT[kind],
             retry=RETRY[kind],
             release=RELEASE[kind],
-            content=_text(row["content"]) if sees else None,
-            has_content=row["content"] is not None,
+            content=None if row["content"] is None else _text(row["content"]),
             shown_max=CONTENT_MAX,
             may_write=visitor.may("set_aside.write"),
         )
@@ -139,17 +139,6 @@ def _named(query: Query) -> tuple[Kind, str]:
     if kind not in KINDS or name is None:
         raise NotFound("not_set_aside", "No such row is set aside.")
     return kind, name
-
-
-async def _owner_of(request: ApiRequest, kind: Kind, name: str) -> int | None:
-    """Return the account of a request that was set aside, if it is still known."""
-    if kind not in ("request", "outcome", "result"):
-        return None
-    try:
-        found = await request.services.requests.lookup.find(None, name, whole=False)
-    except NotFound:
-        return None
-    return found.account_id
 
 
 def _text(content: Any) -> str:

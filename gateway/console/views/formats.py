@@ -54,7 +54,8 @@ class Clock:
     def midnight(self) -> datetime:
         """Return when the present day of the zone began."""
         local = self.local(self.now)
-        return local.replace(hour=0, minute=0, second=0, microsecond=0).astimezone(UTC)
+        # Of two midnights, if a change of clocks repeats it, the first one.
+        return local.replace(hour=0, minute=0, second=0, microsecond=0, fold=0).astimezone(UTC)
 
     def local(self, moment: datetime) -> datetime:
         return moment.astimezone(self.tz)

@@ -89,13 +89,15 @@ def _label(local: datetime, unit: Unit) -> str:
 
 def _labels(span: Span, unit: Unit) -> Sequence[str]:
     """Return the labels of a report, in order; an hour that a change of clocks repeats has two."""
-    labels = []
     # In UTC: arithmetic within a zone leaves out the hour that a change of clocks repeats.
-    at = span.starts_at.astimezone(UTC)
-    while at < span.ends_at:
-        labels.append(_label(at.astimezone(span.zone), unit))
-        at += timedelta(minutes=30) if unit == "hour" else timedelta(hours=12)
-    return labels
+    at, last = span.starts_at.astimezone(UTC), span.ends_at.astimezone(UTC) - timedelta.resolution
+    step = timedelta(minutes=30) if unit == "hour" else timedelta(hours=12)
+    moments = []
+    while at < last:
+        moments.append(at)
+        at += step
+    # A span that ends within an hour or a day, too.
+    return [_label(each.astimezone(span.zone), unit) for each in (*moments, last)]
 
 
 def _end(label: str, unit: Unit, span: Span) -> datetime:

@@ -20,7 +20,8 @@ from gateway.accounts.content_grants import (
     grants_of,
     open_asks,
 )
-from gateway.accounts.sessions import Identity
+from gateway.accounts.keys import KeyInfo
+from gateway.accounts.sessions import Identity, key_roles
 from gateway.audit_log import Author, record
 from gateway.checks.moments import timestamp
 from gateway.errors import InvalidRequest, NotFound
@@ -77,6 +78,17 @@ def sight_of(connection: Connection, identity: Identity) -> Sight:
     return Sight(
         tuple(active_grants(connection, whose, now=now)),
         tuple(open_asks(connection, owned, now=now)),
+    )
+
+
+def key_sees(connection: Connection, key: KeyInfo, account_id: int) -> bool:
+    """Return whether a key sees an account's contents over HTTP, as its session would: it is the
+    account's own, or an operator's while a grant is in force."""
+    role, member_role = key_roles(key)
+    if member_role is not None and key.account_id == account_id:
+        return True
+    return role == "operator" and bool(
+        active_grants(connection, [account_id], now=datetime.now(UTC))
     )
 
 
