@@ -63,9 +63,9 @@ def test_bars_cover_their_span_without_a_gap(zone: str, day: str, hours: float) 
         while at < span.ends_at:
             wanted.add(hour_of(at.astimezone(tz)))
             at += timedelta(minutes=5)
-        labels = [bar.label for bar in histogram(span, "hour", []).bars]
+        labels = [bar.label for bar in histogram(span, "hour", [], None).bars]
         assert (len(labels), set(labels)) == (len(wanted), wanted)
     days = Span(first + timedelta(hours=20), last + timedelta(days=4, hours=2), tz)
-    assert [bar.label for bar in histogram(days, "day", []).bars] == [
+    assert [bar.label for bar in histogram(days, "day", [], None).bars] == [
         str(chosen + timedelta(days=number)) for number in range(6)
     ]
