@@ -145,7 +145,8 @@ def _read_config(path: Path) -> tuple[Any, str]:
     """Return the configuration of a supported family, and the family."""
     document, family = read_architecture(path)
     check_family(family, FAMILIES, _ALTERNATIVE)
-    read_format(path)
+    if read_format(path) is not None and has_vision(family):
+        raise ValueError(f"quantised weights of {family} are not supported; {_ALTERNATIVE}")
     if document.get("use_bidirectional_attention"):
         raise ValueError(f"models with bidirectional attention cannot generate; {_ALTERNATIVE}")
     config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
@@ -203,9 +204,9 @@ def relative_context_cost(model: Any, shape: CacheShape, heads: int) -> float:
 
 
 def _read_weights(path: Path, options: Options) -> Any:
-    stored = read_format(path)
     _, family = read_architecture(path)
     loader = AutoModelForImageTextToText if has_vision(family) else AutoModelForCausalLM
+    stored = read_format(path)
     model = read_model(loader, path, options)
     keeps = stored is not None and stored.keeps == options.dtype
     if has_experts(model) and options.dtype in QUANTIZED and not keeps:
