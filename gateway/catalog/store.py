@@ -378,11 +378,12 @@ class LiveCatalog:
         self._name_models()
 
     async def _write(self, function: Callable[[Connection], T]) -> T:
+        # A thousand new models take seconds, more than a request's transaction may.
         for _ in range(1, ATTEMPTS):
             with contextlib.suppress(IntegrityError):
-                return await self._database.write(function)
+                return await self._database.slow_write(function)
             # Another gateway put the same price in force, or created its row, concurrently.
-        return await self._database.write(function)
+        return await self._database.slow_write(function)
 
     def _apply(self, terms: Terms, started: float) -> None:
         """Use terms that were read at ``started``, unless a later version was read meanwhile."""
