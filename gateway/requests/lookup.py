@@ -89,6 +89,8 @@ class Summary:
     running: int
     ended: Mapping[str, int]
     cost_nanos: int
+    held_nanos: int = 0
+    """What is held for the running ones that were counted."""
     more_running: bool = False
     """Whether more run than were counted among ``OPEN_COUNTED_MAX``."""
     next_cursor: str | None = None
@@ -437,11 +439,11 @@ def _check_cursor(cursor: str | None) -> None:
 
 
 def summarize(connection: Connection, choice: RequestFilter, cursor: str | None) -> Summary:
-    running, more_running = 0, False
+    summary = Summary(0, {}, 0)
     if choice.open and cursor is None:
-        running, more_running = _count_open(connection, choice)
+        summary = _count_open(connection, choice)
     if not choice.closed:
-        return Summary(running, {}, 0, more_running)
+        return summary
     archived = _archived(connection, choice)
     border = _border(connection, choice, cursor, oldest_first=False)
     query = select(receipts.c.status, func.count(), exact_sum(receipts.c.charge_nanos)).where(
@@ -454,17 +456,24 @@ def summarize(connection: Connection, choice: RequestFilter, cursor: str | None)
     rows = connection.execute(query.group_by(receipts.c.status)).all()
     ended = {row[0]: row[1] for row in rows}
     cost = sum(row[2] for row in rows)
-    return Summary(running, ended, cost, more_running, next_cursor=border, archived=archived)
+    return replace(summary, ended=ended, cost_nanos=cost, next_cursor=border, archived=archived)
 
 
-def _count_open(connection: Connection, choice: RequestFilter) -> tuple[int, bool]:
-    """Count the open requests of a filter, and return whether there can be more."""
+def _count_open(connection: Connection, choice: RequestFilter) -> Summary:
+    """Count the open requests of a filter among the first ``OPEN_COUNTED_MAX``."""
     columns = (column for column in holds.c if column is not holds.c.job)
     looked_at = select(*columns).where(*choice.span(holds)).limit(OPEN_COUNTED_MAX + 1).subquery()
     chosen = and_(true(), *choice.conditions(looked_at))
-    query = select(func.count(case((chosen, 1))), func.count()).select_from(looked_at)
-    running, looked = connection.execute(query).one()
-    return min(running, OPEN_COUNTED_MAX), looked > OPEN_COUNTED_MAX
+    held = exact_sum(case((chosen, looked_at.c.hold_nanos), else_=0))
+    query = select(func.count(case((chosen, 1))), held, func.count()).select_from(looked_at)
+    running, held_nanos, looked = connection.execute(query).one()
+    return Summary(
+        min(running, OPEN_COUNTED_MAX),
+        {},
+        0,
+        held_nanos=held_nanos,
+        more_running=looked > OPEN_COUNTED_MAX,
+    )
 
 
 def _open(row: RowMapping | Any) -> OpenRequest:

@@ -80,7 +80,7 @@ def test_what_cannot_be_loaded_is_an_error_that_names_the_entry(tmp_path: Path) 
         "gpt2": "unsupported model family GPT2LMHeadModel",
         "long": "limits.context_tokens is 4096, but the model supports 1024 positions",
         "base": "no chat template: it serves completions",
-        "int4": "dtype is 'int4'; one of",
+        "int4": "dtype is int4, but the weights are not stored in four bits",
         "cuda": "torch finds no CUDA device",
         "large": "of weights), but cpu has",
         "image": "has no model_index.json",

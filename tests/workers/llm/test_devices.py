@@ -53,6 +53,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_equal_those_of_generate(way: str, family: str, checkpoint: Checkpoint) -> None:
+    if "in place" in way and family.startswith("deepseek"):
+        pytest.skip("latents are gathered on every device")
     path = checkpoint(family)
     engine, reference = make_engine(path), Reference(path)
     if "apart" in way:
