@@ -104,6 +104,10 @@ def test_all_tabs_of_a_browser_share_one_stream(site: Site, enter: Enter) -> Non
 
     for tab in tabs:
         expect(tab.locator("[data-text=accepted]")).not_to_have_text("0.0")
+    # The figure may be older than the new stream.
+    give_up = time.monotonic() + 10
+    while not streams.tabs and time.monotonic() < give_up:
+        tabs[0].wait_for_timeout(100)
     [successor] = streams.tabs
     assert successor in tabs
 
