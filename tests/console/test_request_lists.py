@@ -22,8 +22,9 @@ from gateway.billing.usage.report import Group, Span
 from gateway.console.views.files import csv_lines
 from gateway.console.views.histogram import histogram
 from gateway.requests import lookup
+from gateway.sql import database as database_module
 from gateway.sql.database import Database, DatabaseTimeout, for_page
-from gateway.sql.lanes import ran_too_long
+from gateway.sql.lanes import PAGE, ran_too_long
 from tests.console.routes import console_routes
 from tests.console.seeding import Seeded, seeded_database
 from tests.console.visiting import Browser, Installation, installed
@@ -287,8 +288,9 @@ def test_every_page_reads_little(filled: tuple[Installation, Seeded], operator: 
 
 
 async def test_page_fails_soon_and_delays_no_order(
-    tmp_path_factory: pytest.TempPathFactory, postgres: str
+    tmp_path_factory: pytest.TempPathFactory, postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(database_module, "PAGE", PAGE)
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
     for kind, slow in (("sqlite", endless), ("postgresql", "SELECT pg_sleep(30)")):
         url = Databases(kind, tmp_path_factory.mktemp("lane"), postgres).make()  # type: ignore[arg-type]
