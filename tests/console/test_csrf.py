@@ -56,6 +56,30 @@ def test_forged_forms_change_nothing_and_are_recorded(
         assert refusals(installation) == before + len(mine)
 
 
+@pytest.mark.parametrize("role", ["viewer", "auditor"])
+def test_forms_of_a_wrong_role_change_nothing_and_are_recorded(
+    installation: Installation, role: str
+) -> None:
+    routes = [
+        route
+        for route in console_routes(installation.client.app)
+        if route.method != "GET" and route.act is not None and role not in MAY[route.act]
+    ]
+    assert routes
+    before = refusals(installation)
+
+    for some in _batches(routes, REFUSALS_PER_MINUTE):
+        browser = installation.visitor(role)
+        token = browser.token()
+        for route in some:
+            answer = browser.post(route.at(installation.acme.id), token=token)
+            assert answer.status_code == 404, route
+
+    assert refusals(installation) == before + len(routes)
+    newest = installation.events(act="session.refuse")[0]
+    assert newest.reason.endswith("is not allowed")
+
+
 def _batches(routes: list[ConsoleRoute], size: int) -> Iterator[list[ConsoleRoute]]:
     for start in range(0, len(routes), size):
         yield routes[start : start + size]

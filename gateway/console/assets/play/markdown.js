@@ -42,7 +42,7 @@ function table(lines) {
   const head = make("tr", ...cells(lines[0]).map((each) => Object.assign(make("th", ...inline(each)), { scope: "col" })));
   const rows = lines.slice(2).map((line) => make("tr", ...cells(line).map((each) => make("td", ...inline(each)))));
   const node = make("div", make("table", make("thead", head), make("tbody", ...rows)));
-  node.className = "table";
+  Object.assign(node, { className: "table", tabIndex: 0 });
   return node;
 }
 
