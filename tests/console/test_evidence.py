@@ -40,9 +40,7 @@ def filled(
 def plain(html: str) -> str:
     """Return a figure without marks: neither the currency nor spaces within it."""
     text = unescape(re.sub(r"<[^>]+>", "", html)).strip()
-    return (
-        text.replace("$", "").replace("\N{THIN SPACE}", "").replace("\N{NARROW NO-BREAK SPACE}", "")
-    )
+    return text.replace("$", "").replace("\N{NARROW NO-BREAK SPACE}", "")
 
 
 def figures_with_links(browser: Browser, path: str) -> list[tuple[str, str]]:

@@ -19,8 +19,8 @@ from gateway.pricing import NANOS_MAX, format_usd
         (1, "$0.000000001"),
         (-3_200, "−$0.0000032"),  # noqa: RUF001
         (41_207_316_204, "$41.207316204"),
-        (12_345_000_000_000, "$12\N{THIN SPACE}345"),
-        (NANOS_MAX, "$9\N{THIN SPACE}223\N{THIN SPACE}372\N{THIN SPACE}036.854775807"),
+        (12_345_000_000_000, "$12\N{NARROW NO-BREAK SPACE}345"),
+        (NANOS_MAX, "$9 223 372 036.854775807".replace(" ", "\N{NARROW NO-BREAK SPACE}")),
     ],
 )
 def test_single_figures(nanos: int, text: str) -> None:
@@ -89,4 +89,4 @@ def test_distances_from_now() -> None:
 
 def test_long_numbers_are_grouped() -> None:
     assert count(9_999) == "9999"
-    assert count(1_204_331) == "1\N{THIN SPACE}204\N{THIN SPACE}331"
+    assert count(1_204_331) == "1\N{NARROW NO-BREAK SPACE}204\N{NARROW NO-BREAK SPACE}331"

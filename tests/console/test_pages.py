@@ -49,7 +49,7 @@ INSTALLATION = (
     "/console/prices/echo",
 )
 FILE = ("/console/catalog", "/console/plan?model=sdxl")
-MONEY = re.compile(r"\N{MINUS SIGN}?\$[0-9][0-9\N{THIN SPACE}]*(\.[0-9]{1,9})?")
+MONEY = re.compile(r"\N{MINUS SIGN}?\$[0-9][0-9\N{NARROW NO-BREAK SPACE}]*(\.[0-9]{1,9})?")
 
 
 @pytest.fixture(scope="module")

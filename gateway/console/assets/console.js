@@ -26,10 +26,16 @@ document.addEventListener("click", (event) => {
   }
 });
 
+// Of a row of tabs that scrolls, the chosen one is in sight.
+for (const tab of document.querySelectorAll(".tabs > [aria-current]")) {
+  const row = tab.parentElement;
+  row.scrollLeft = tab.offsetLeft - row.offsetLeft - row.clientWidth / 3;
+}
+
 // Copying a cell of money gives the plain decimal, without the space that aligns it.
 document.addEventListener("copy", (event) => {
   const text = String(document.getSelection());
-  const plain = text.replaceAll("\u2212", "-").replaceAll("\u2009", "");
+  const plain = text.replaceAll("\u2212", "-").replaceAll("\u202f", "");
   if (plain === text || !event.clipboardData) return;
   event.clipboardData.setData("text/plain", plain);
   event.preventDefault();

@@ -20,7 +20,7 @@ let paused = "";
 let stopped = false;
 let saidAt = 0;
 
-const grouped = (number) => String(number).replace(/\B(?=(\d{3})+$)/g, number < 10000 ? "" : "\u2009");
+const grouped = (number) => String(number).replace(/\B(?=(\d{3})+$)/g, number < 10000 ? "" : "\u202f");
 
 function explain() {
   if (!note) return;

@@ -50,6 +50,7 @@ from gateway.ledger.prices import (
 from gateway.ledger.transfers import owed
 from gateway.operations import keys
 from gateway.operations.keys import KeyView
+from gateway.operations.running.gateways import gateway_view
 from gateway.operations.running.upstreams import list_upstreams
 from gateway.operations.running.workers import list_workers
 from gateway.requests.lookup import RequestFilter
@@ -132,6 +133,7 @@ class HomePages(Controller):
         failed_logins = await services.attempts.failures.read()
         reports = await services.attempts.reports.read()
         connected = await asked(list_workers(services.queue_server))
+        gateways = await asked(services.gateways.list())
         state = await present(
             services, today=sum_total(found.by_account), holds=found.holds, proof=found.proof
         )
@@ -165,6 +167,7 @@ class HomePages(Controller):
             reports=reports,
             tail=latest_tail(latest.items, zone=visitor.zone),
             workers=connected,
+            gateways=[gateway_view(state) for state in gateways or ()],
             upstreams=list_upstreams(services.live.entries(), connected or []),
             kinds=KINDS,
             loads=state.loads,

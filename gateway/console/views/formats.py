@@ -17,7 +17,7 @@ from gateway.pricing import format_usd
 
 MINUS: Final = "\N{MINUS SIGN}"
 DASH: Final = "\N{EN DASH}"
-THIN_SPACE: Final = "\N{THIN SPACE}"
+GROUP_SPACE: Final = "\N{NARROW NO-BREAK SPACE}"
 SIGNIFICANT: Final = 2
 """Digits of an amount that stand out, so that 0.0000032 and 0.032 differ at a glance."""
 GROUPED_FROM: Final = 10_000
@@ -190,7 +190,7 @@ def _grouped(text: str) -> str:
     whole, point, rest = text.partition(".")
     if int(whole) < GROUPED_FROM:
         return text
-    return f"{int(whole):,}".replace(",", THIN_SPACE) + point + rest
+    return f"{int(whole):,}".replace(",", GROUP_SPACE) + point + rest
 
 
 def _pieces(*parts: tuple[str, bool]) -> tuple[Piece, ...]:

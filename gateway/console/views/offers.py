@@ -84,7 +84,7 @@ def read_quantity(query: Query, name: str, *, least: int = 1) -> int | None:
     text = query.text(name)
     if text is None:
         return None
-    plain = text.replace(",", "").replace("\N{THIN SPACE}", "").strip()
+    plain = "".join(text.replace(",", "").split())
     if not plain.isascii() or not plain.isdecimal() or not least <= int(plain) <= SIZE_MAX:
         raise InvalidRequest(
             "invalid_value",

@@ -85,7 +85,7 @@ class PriceLineFields:
         """Return the line as the API reads it. Raise ``InvalidRequest``."""
         found: dict[str, Any] = {"unit": self.unit, "amount": self.amount.removeprefix("$")}
         if self.per:
-            digits = self.per.replace(",", "").replace("\N{THIN SPACE}", "").replace(" ", "")
+            digits = "".join(self.per.replace(",", "").split())
             if not digits.isascii() or not digits.isdecimal():
                 raise _no_price(f"{self.unit}: per is {self.per!r}, which is not a whole number")
             found["per"] = int(digits)

@@ -172,7 +172,7 @@ def test_tail_keeps_up_with_a_thousand_settlements_a_second(
     expect(note).to_have_text(re.compile(r"paused at \d\d:\d\d:\d\d"))
     assert entered >= 1
     more = (
-        f"{made - entered:,}".replace(",", "\u2009") if made - entered >= 10_000 else made - entered
+        f"{made - entered:,}".replace(",", "\u202f") if made - entered >= 10_000 else made - entered
     )
     expect(note).to_contain_text(f"+ {more} more")
     sizes = page.evaluate("() => window.tail.sizes")
