@@ -5,13 +5,15 @@ The questions of all kinds are subqueries, so that one statement asks for every 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Protocol
 
-from sqlalchemy import Column, ColumnElement, ScalarSelect, func, select
+from sqlalchemy import Column, ColumnElement, Connection, ScalarSelect, func, select
 
-from gateway.ids import first_id, time_of
+from gateway.sql.database import upsert
+from gateway.tables.retention import retention
 
 COUNTED_MAX: Final = 10_000
 """Rows of a kind that are counted; there can be more."""
@@ -30,23 +32,33 @@ class Ageing(Protocol):
         """Return when the row at a place began."""
 
 
+def _same(moment: datetime) -> datetime:
+    return moment
+
+
 @dataclass(frozen=True, slots=True)
 class Aged:
-    """Rows by an indexed column: a moment or, with a ``prefix``, an id that has it."""
+    """Rows by an indexed column: of moments, or of places that stand for moments."""
 
     column: Column[Any]
     among: tuple[ColumnElement[bool], ...] = ()
-    prefix: str = ""
+    place_at: Callable[[datetime], Any] = _same
+    """Returns the first place of a moment."""
+    moment: Callable[[Any], datetime] = _same
 
     def first(self) -> ScalarSelect[Any]:
         oldest = select(self.column).where(self.column.is_not(None), *self.among)
         return oldest.order_by(self.column).limit(1).scalar_subquery()
 
     def due(self, before: datetime) -> ScalarSelect[int]:
-        end = first_id(self.prefix, before) if self.prefix else before
+        end = self.place_at(before)
         due = select(self.column).where(self.column < end, *self.among).limit(COUNTED_MAX)
         return select(func.count()).select_from(due.subquery()).scalar_subquery()
 
-    def moment(self, place: Any) -> datetime:
-        found: datetime = time_of(self.prefix, place) if self.prefix else place
-        return found
+
+def move_position(connection: Connection, kind: str, position: str) -> None:
+    """Store up to where the rows of a kind were cleared."""
+    moved = upsert(connection, retention).values(kind=kind, position=position)
+    connection.execute(
+        moved.on_conflict_do_update(index_elements=["kind"], set_={"position": position})
+    )

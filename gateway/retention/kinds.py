@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final, TypeAlias
 
 from sqlalchemy import Connection, delete, not_, select
@@ -19,11 +20,12 @@ from gateway.audit_log import delete_expired
 from gateway.feedback.store import delete_older
 from gateway.files.retention import Cleared, MediaStore
 from gateway.files.store import Files, in_use
+from gateway.ids import first_request_id, time_of
 from gateway.ledger.holds import delete_expired_outputs, delete_idempotency_keys
 from gateway.notices.store import ENDING
 from gateway.notices.store import delete_expired as delete_expired_notices
 from gateway.retention.aged import Aged, Ageing
-from gateway.retention.budget_windows import WINDOWS, Windows, delete_old_windows
+from gateway.retention.budget_windows import AGED, WINDOWS, delete_old_windows
 from gateway.retention.metadata import BATCHES, REQUESTS, Tagged
 from gateway.settings import Settings, in_days
 from gateway.sql.database import Database
@@ -46,6 +48,7 @@ AT_ONCE: Final = timedelta(0)
 _DAY: Final = timedelta(days=1)
 
 Batch: TypeAlias = Callable[[], Awaitable[Cleared]]
+Delete: TypeAlias = Callable[[Connection, datetime], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +89,15 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
     media_store = MediaStore(database, blobs, retention=outputs_kept)
     output, file = "TOLLGATE_OUTPUT_RETENTION_HOURS", "TOLLGATE_FILE_RETENTION_DAYS"
 
-    def in_sql(batch: Callable[[Connection, datetime], int]) -> Batch:
+    def in_sql(batch: Delete) -> Batch:
         async def clear() -> Cleared:
             rows = await database.slow_write(lambda each: batch(each, datetime.now(UTC)))
             return Cleared(rows, rows == ROWS_MAX)
 
         return clear
+
+    def older(clear: Callable[..., int], kept: timedelta | None) -> Delete:
+        return lambda each, now: clear(each, now - (kept or AT_ONCE), limit=ROWS_MAX)
 
     def without(kept: timedelta | None, rows: Tagged) -> Batch:
         async def clear() -> Cleared:
@@ -141,65 +147,47 @@ def all_kinds(settings: Settings, database: Database, blobs: Blobs) -> tuple[Kin
             "feedback",
             "TOLLGATE_METADATA_RETENTION_DAYS",
             metadata_kept,
-            in_sql(
-                lambda each, now: delete_older(
-                    each, now - (metadata_kept or AT_ONCE), limit=ROWS_MAX
-                )
+            in_sql(older(delete_older, metadata_kept)),
+            Aged(
+                feedback.c.request_id,
+                place_at=first_request_id,
+                moment=partial(time_of, "req_"),
             ),
-            Aged(feedback.c.request_id, prefix="req_"),
         ),
         Kind(
             "idempotency_keys",
             "TOLLGATE_IDEMPOTENCY_RETENTION_DAYS",
             keys_kept,
-            in_sql(
-                lambda each, now: delete_idempotency_keys(each, now - keys_kept, limit=ROWS_MAX)
-            ),
+            in_sql(older(delete_idempotency_keys, keys_kept)),
             Aged(idempotency.c.created_at),
         ),
         Kind(
             "webhooks",
             "TOLLGATE_WEBHOOK_RETENTION_DAYS",
             webhooks_kept,
-            in_sql(
-                lambda each, now: delete_ended(
-                    each, now - (webhooks_kept or AT_ONCE), limit=ROWS_MAX
-                )
-            ),
+            in_sql(older(delete_ended, webhooks_kept)),
             Aged(webhook_deliveries.c.ended_at),
         ),
         Kind(
             "notices",
             "TOLLGATE_NOTICE_RETENTION_DAYS",
             notices_kept,
-            in_sql(
-                lambda each, now: delete_expired_notices(
-                    each, now - (notices_kept or AT_ONCE), limit=ROWS_MAX
-                )
-            ),
+            in_sql(older(delete_expired_notices, notices_kept)),
             Aged(notices.c.created_at, (ENDING,)),
         ),
         Kind(
             "batches",
             "TOLLGATE_BATCH_RETENTION_DAYS",
             batches_kept,
-            in_sql(
-                lambda each, now: _delete_batches(
-                    each, now - (batches_kept or AT_ONCE), limit=ROWS_MAX
-                )
-            ),
+            in_sql(older(_delete_batches, batches_kept)),
             Aged(batches.c.ended_at),
         ),
         Kind(
             WINDOWS,
             "TOLLGATE_BUDGET_WINDOW_RETENTION_DAYS",
             windows_kept,
-            in_sql(
-                lambda each, now: delete_old_windows(
-                    each, now - (windows_kept or AT_ONCE), limit=ROWS_MAX
-                )
-            ),
-            Windows(),
+            in_sql(older(delete_old_windows, windows_kept)),
+            AGED,
         ),
         *(
             Kind(name, "", _DAY, in_sql(_ended_a_day_ago(clear)), Aged(column))

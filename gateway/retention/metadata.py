@@ -24,8 +24,7 @@ from sqlalchemy import (
 
 from gateway.files.retention import Cleared
 from gateway.ids import first_id, time_of
-from gateway.retention.aged import COUNTED_MAX
-from gateway.sql.database import upsert
+from gateway.retention.aged import COUNTED_MAX, move_position
 from gateway.tables.batches import batches
 from gateway.tables.core import holds, receipts
 from gateway.tables.retention import retention
@@ -59,10 +58,7 @@ class Tagged:
             .where(self.id >= ids[0], self.id <= ids[-1], table.c["metadata"].is_not(None))
             .values(metadata=None)
         )
-        moved = upsert(connection, retention).values(kind=self.kind, position=ids[-1])
-        connection.execute(
-            moved.on_conflict_do_update(index_elements=["kind"], set_={"position": ids[-1]})
-        )
+        move_position(connection, self.kind, ids[-1])
         return Cleared(cleared.rowcount, len(ids) == limit)
 
     def first(self) -> ScalarSelect[Any]:
