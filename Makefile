@@ -62,7 +62,8 @@ bench-mixed: $(VENV)/installed-test ## all kinds of requests on one device, with
 docs: $(VENV)/installed-test ## write the generated parts of the documentation
 	$(BIN)/python -m docs.generate
 
-console-pictures: $(VENV)/installed-test ## renew docs/img/console-*.webp from a running demo
+console-pictures: $(VENV)/installed-test ## renew the console's pictures: of its tests, then of docs/img from a running demo
+	TOLLGATE_TEST_PICTURES=renew $(BIN)/python -m pytest tests/console/browser/test_looks.py
 	$(BIN)/python -m docs.console_pictures
 
 clean: ## remove the virtual environment and caches; state in .tollgate/ stays

@@ -16,6 +16,7 @@ from benchmarks import (
     old,
     path,
     precision,
+    sampling,
     sweep,
     usage,
     wide,
@@ -34,6 +35,7 @@ BENCHMARKS = {
     "path": lambda: path.main([]),
     "precision": precision.main,
     "llm": llm.main,
+    "sampling": sampling.main,
     "diffusion": diffusion.main,
     "audio": audio.main,
 }

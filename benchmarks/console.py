@@ -3,8 +3,9 @@
 ``python -m benchmarks console``. ``BENCH_CONSOLE`` is the number of receipts (200,000; from a
 million on, of 24 months), inserted as by ``old``. It runs on SQLite; with ``BENCH_POSTGRES``, on a
 database of that server as well, which is made and dropped. The whole product runs beside: each page
-is read by one visitor and by four at a time, and chat is measured with and without them. The
-processor time of the gateway is that of one visit, so it also tells on a busy machine.
+is read by one visitor, and by four at a time beside some 50 chats a second. Chat is measured with
+and without them, and with 20 viewers of the live overview; 200 viewers are measured without orders.
+The processor time of the gateway is that of one visit, so it also tells on a busy machine.
 ``BENCH_VISITS`` is the number of visits of each page (20).
 """
 
@@ -40,7 +41,16 @@ VISITS: Final = int(os.environ.get("BENCH_VISITS", "20"))
 PAUSE_S: Final = 0.25
 """Time for which each of several visitors looks at a page."""
 LOAD_S: Final = 20.0
+VIEWERS: Final = 20
+CROWD: Final = 200
+"""Viewers of the live overview whose processor time is measured: as many as a gateway takes."""
+CROWD_S: Final = 10
+CONSOLE_ROLES: Final = ("gateway", "console")
+ROUNDS: Final = 3
+"""Comparisons of chat with and without viewers, by turns."""
 CONCURRENCY: Final = 4
+ORDER_PAUSE_S: Final = 0.075
+"""Pause of each client after a chat, which makes some 50 orders a second of all."""
 TOKEN: Final = re.compile(r'name="csrf" value="(\w+)"')
 REQUEST: Final = re.compile(r"/console/requests/(req_[0-9a-f]{32})")
 ASSET: Final = re.compile(r'(?:src|href)="(/console/assets/[^"]+)"')
@@ -96,7 +106,7 @@ def measure(name: str, url: str, directory: Path) -> None:
     product = start_product(home, url)
     try:
         _sizes(name, product)
-        alone = _load(product)
+        alone, watched = [], []
         with _visitor(product, url) as client:
             paths = _pages(client)
             one, used = [], []
@@ -104,7 +114,12 @@ def measure(name: str, url: str, directory: Path) -> None:
                 before = consumption(roles(product))
                 one.append(_visit(client, path, VISITS))
                 spent = consumption(roles(product)).since(before, VISITS)
-                used.append(spent.cpu_ms["gateway"])
+                used.append(sum(spent.cpu_ms[role] for role in CONSOLE_ROLES))
+            for _ in range(ROUNDS):
+                alone.append(_load(product))
+                with _viewers(client):
+                    watched.append(_load(product))
+            crowd = _crowd(product, client)
         together, beside = _read_beside(product, url, paths)
     finally:
         product.stop()
@@ -120,8 +135,17 @@ def measure(name: str, url: str, directory: Path) -> None:
     whole = [ms for visits in one for ms in visits.times_ms]
     print(f"\nall pages: median {statistics.median(whole):.1f} ms")
     print(f"\n| {name}: chat | requests/s | p50 | p99 |\n| --- | ---: | ---: | ---: |")
-    for title, found in (("without visitors", alone), (f"with {READERS} visitors", beside)):
-        print(f"| {title} | {found.rate:.0f} | {found.p50_ms:.1f} ms | {found.p99_ms:.1f} ms |")
+    for title, rounds in (
+        ("without visitors", alone),
+        (f"with {VIEWERS} viewers of the overview", watched),
+        (f"with {READERS} visitors", [beside]),
+    ):
+        rate, p50, p99 = (
+            statistics.median(getattr(found, name) for found in rounds)
+            for name in ("rate", "p50_ms", "p99_ms")
+        )
+        print(f"| {title} | {rate:.0f} | {p50:.1f} ms | {p99:.1f} ms |")
+    print(f"\n{CROWD} viewers: {crowd}")
 
 
 def _sizes(name: str, product: Product) -> None:
@@ -159,6 +183,51 @@ def _visitor(product: Product, url: str) -> Iterator[httpx.Client]:
         )
         assert answer.status_code == 303, answer.text
         yield client
+
+
+@contextmanager
+def _viewers(client: httpx.Client, count: int = VIEWERS) -> Iterator[list[int]]:
+    """Follow the overview as many browsers do; yield the bytes that each has received."""
+    ended, received = threading.Event(), [0] * count
+
+    def follow(number: int) -> None:
+        topics = ["now/UTC", "hour", "workers", "queue"]
+        with (
+            httpx.Client(base_url=client.base_url, cookies=client.cookies) as own,
+            own.stream("GET", "/console/live", params={"topics": topics}) as answer,
+        ):
+            assert answer.status_code == 200, answer.status_code
+            for part in answer.iter_raw():
+                received[number] += len(part)
+                if ended.is_set():
+                    return
+
+    viewers = [threading.Thread(target=follow, args=(each,)) for each in range(count)]
+    for viewer in viewers:
+        viewer.start()
+    try:
+        yield received
+    finally:
+        ended.set()
+        for viewer in viewers:
+            viewer.join()
+
+
+def _crowd(product: Product, client: httpx.Client) -> str:
+    """Measure what many viewers cost in a second, beyond one of them."""
+    costs = []
+    for count in (1, CROWD):
+        with _viewers(client, count) as received:
+            while not all(received):
+                time.sleep(0.1)
+            time.sleep(CROWD_S / 2)
+            bytes_before, before = sum(received), consumption(roles(product))
+            time.sleep(CROWD_S)
+            spent = consumption(roles(product)).since(before, CROWD_S)
+            costs.append((spent.cpu_ms, (sum(received) - bytes_before) / CROWD_S / count))
+    (one, _), (all_, each_bytes) = costs
+    shares = ", ".join(f"{role} {(all_[role] - one[role]) / 10:.1f} %" for role in CONSOLE_ROLES)
+    return f"{shares} of a processor, {each_bytes / 1000:.2f} kB a second to each"
 
 
 def _pages(client: httpx.Client) -> list[str]:
@@ -218,6 +287,7 @@ def _load(product: Product) -> Figures:
         model="echo",
         concurrency=CONCURRENCY,
         seconds=LOAD_S,
+        pause_s=ORDER_PAUSE_S,
     )
 
 

@@ -44,8 +44,9 @@ def chat_load(
     headers: Mapping[str, str] | None = None,
     words: int = 3,
     stream: bool = False,
+    pause_s: float = 0.0,
 ) -> Figures:
-    """Send the same chat on ``concurrency`` connections for ``seconds``.
+    """Send the same chat on ``concurrency`` connections for ``seconds``, with a pause after each.
 
     The prompt has ``words`` words; the echo engine answers with the same number of tokens.
     """
@@ -61,14 +62,18 @@ def chat_load(
     }
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     request = f"POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n".encode() + body
-    return uvloop.run(_load(port, request, concurrency, seconds))
+    return uvloop.run(_load(port, request, concurrency, seconds, pause_s))
 
 
-async def _load(port: int, request: bytes, concurrency: int, seconds: float) -> Figures:
+async def _load(
+    port: int, request: bytes, concurrency: int, seconds: float, pause_s: float
+) -> Figures:
     record = _Record()
     started = time.perf_counter()
     until = started + seconds
-    await asyncio.gather(*(_client(port, request, until, record) for _ in range(concurrency)))
+    await asyncio.gather(
+        *(_client(port, request, until, record, pause_s) for _ in range(concurrency))
+    )
     elapsed = time.perf_counter() - started
     latencies = sorted(record.latencies)
     firsts = sorted(record.firsts)
@@ -84,7 +89,7 @@ async def _load(port: int, request: bytes, concurrency: int, seconds: float) -> 
     )
 
 
-async def _client(port: int, request: bytes, until: float, record: _Record) -> None:
+async def _client(port: int, request: bytes, until: float, record: _Record, pause_s: float) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     while (started := time.perf_counter()) < until:
         writer.write(request)
@@ -103,4 +108,6 @@ async def _client(port: int, request: bytes, until: float, record: _Record) -> N
             record.frames += frames
         record.errors += b" 200 " not in head[:16]
         record.latencies.append(time.perf_counter() - started)
+        if pause_s:
+            await asyncio.sleep(pause_s)
     writer.close()

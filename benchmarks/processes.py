@@ -186,13 +186,15 @@ def queue_url(product: Product) -> str:
 
 
 def roles(product: Product) -> dict[int, str]:
-    """Return the processes that serve requests: gateway, agent, engine and queue server."""
+    """Return the processes that serve: gateway, console, agent, engine and queue server."""
     found: dict[int, str] = {}
     for pid in process_tree(product.process.pid):
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
         role = next((ROLES[word] for word in words if word in ROLES), None)
         if "redis" in words[0] or "valkey" in words[0]:
             found[pid] = "queue"
+        elif role == "gateway" and "--console" in words:
+            found[pid] = "console"
         elif role is not None and (role != "gateway" or "serve" in words):
             found[pid] = role
     return found

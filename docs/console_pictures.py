@@ -28,6 +28,15 @@ from gateway.tables.core import receipts
 PICTURES: Final = Path(__file__).parent / "img"
 BYTES_MAX: Final = 40_000
 PLAY: Final = "/console/playground"
+SCROLL: Final = """\
+() => {
+  const small = innerWidth < 760;
+  const shown = document.querySelector(small ? "#made" : ".graph");
+  const top = shown ? shown.getBoundingClientRect().top + scrollY - 96 : 0;
+  scrollTo({ top, behavior: "instant" });
+}
+"""
+"""Shows what was made: a workflow has its steps above it, a small screen the form."""
 AUTHOR: Final = Author("console pictures", "cli")
 
 
@@ -139,18 +148,21 @@ def _order(page: Page, fill: Mapping[str, str]) -> None:
         page.get_by_label(label).first.fill(text)
     page.locator("#order").click()
     page.wait_for_selector("#made .charged", timeout=120_000)
-    if page.viewport_size and page.viewport_size["width"] < 760:
-        page.locator("#made").scroll_into_view_if_needed()
+    # What was made has played, and is drawn.
+    page.wait_for_selector("#made [data-live]", state="detached", timeout=60_000)
+    page.evaluate(SCROLL)
 
 
 def _save(png: bytes, path: Path) -> None:
-    """Write a picture as small as ``BYTES_MAX``, by its quality."""
+    """Write a picture without loss or, if that is larger than ``BYTES_MAX``, by its quality."""
     image = Image.open(io.BytesIO(png)).convert("RGB")
+    file = io.BytesIO()
+    image.save(file, "WEBP", lossless=True, quality=100, method=4)
     for quality in range(85, 5, -5):
-        file = io.BytesIO()
-        image.save(file, "WEBP", quality=quality, method=6)
         if file.tell() <= BYTES_MAX:
             break
+        file = io.BytesIO()
+        image.save(file, "WEBP", quality=quality, method=6)
     path.write_bytes(file.getvalue())
 
 

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
@@ -45,6 +46,7 @@ def error_classes() -> dict[str, type[errors.TollgateError]]:
     }
 
 
+@functools.cache
 def raised_codes() -> dict[str, set[str]]:
     """Return the error classes of each code, as calls in ``gateway`` and the failures name them."""
     found: defaultdict[str, set[str]] = defaultdict(set)

@@ -194,11 +194,32 @@ def demo(days: int, beside: bool) -> None:
     hidden=True,
     help="First migrate the database and create a first account; for `tollgate up`.",
 )
-def serve(processes: int | None, descriptor: int | None, prepare: bool) -> None:
+@click.option(
+    "--console",
+    "is_console",
+    is_flag=True,
+    hidden=True,
+    help="Serve the console alone, on an inherited Unix socket.",
+)
+@click.option(
+    "--console-socket",
+    metavar="PATH",
+    hidden=True,
+    help="Socket of the process that serves the console.",
+)
+def serve(
+    processes: int | None,
+    descriptor: int | None,
+    prepare: bool,
+    is_console: bool,
+    console_socket: str | None,
+) -> None:
     """Run the gateway alone; queue, database and workers run elsewhere."""
     settings = read_settings()
     settings.queue_url  # noqa: B018  # fail immediately if it is missing
-    if prepare:
+    if is_console:
+        pass  # the gateway that started it has checked the database
+    elif prepare:
         from gateway.up import first_start
 
         first_start.prepare(settings)
@@ -207,6 +228,7 @@ def serve(processes: int | None, descriptor: int | None, prepare: bool) -> None:
             pass
     from gateway.server.several import serve_in_processes
     from gateway.server.single import serve as serve_here
+    from gateway.server.single import serve_console
 
     logging.basicConfig(
         level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -215,7 +237,10 @@ def serve(processes: int | None, descriptor: int | None, prepare: bool) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     count = processes or settings.processes
     if descriptor is not None:
-        serve_here(settings, descriptor=descriptor)
+        if is_console:
+            serve_console(settings, descriptor)
+        else:
+            serve_here(settings, descriptor=descriptor, console_socket=console_socket)
         return
     _warn_of_missing_url(settings)
     if count == 1:

@@ -11,6 +11,7 @@ import signal
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
+from typing import Literal, TypeAlias
 
 from litestar import Litestar, Router
 from litestar.config.cors import CORSConfig
@@ -46,7 +47,7 @@ from gateway.batches.runner import Runner
 from gateway.batches.stored import StoredOutputs
 from gateway.billing.usage.traffic import TrafficHour
 from gateway.catalog.store import LiveCatalog
-from gateway.console.app import console_router, refuse_route
+from gateway.console.app import console_router, prepare_pages, refuse_route
 from gateway.console.headers import add_console_headers
 from gateway.console.jobs.runner import ConsoleJobs
 from gateway.console.live.updates import LiveUpdates
@@ -99,7 +100,12 @@ FORM_BYTES = 64 * 1024
 """Maximum size of a multipart form in addition to its file."""
 
 
-def create_app(settings: Settings) -> Litestar:
+Part: TypeAlias = Literal["all", "gateway", "console"]
+"""What a process does of what a gateway does: all that its processes do; all, but others may share
+its work; what the console needs, without scheduled work and settling."""
+
+
+def create_app(settings: Settings, *, part: Part = "all") -> Litestar:
     """Create the gateway. Nothing is opened before the application starts."""
 
     @contextlib.asynccontextmanager
@@ -110,7 +116,10 @@ def create_app(settings: Settings) -> Litestar:
             redis = connect(settings.queue_url)
             stack.push_async_callback(redis.aclose)
             live = await LiveCatalog.open(
-                settings.catalog, database, hour_nanos=settings.gpu_hour_nanos
+                settings.catalog,
+                database,
+                hour_nanos=settings.gpu_hour_nanos,
+                shared=part != "all",
             )
             pepper = read_pepper(settings)
             rates = Rates(redis, namespace=settings.namespace)
@@ -168,7 +177,7 @@ def create_app(settings: Settings) -> Litestar:
             notices = NoticeSender(
                 database, poster=poster, mailer=mailer_of(settings), pepper=pepper
             )
-            name = f"gw-{uuid.uuid4().hex[:12]}"
+            name = f"{'console' if part == 'console' else 'gw'}-{uuid.uuid4().hex[:12]}"
             requests = Requests(
                 settings=settings,
                 database=database,
@@ -241,14 +250,15 @@ def create_app(settings: Settings) -> Litestar:
             )
             retention = Retention(database, all_kinds(settings, database, blobs))
             await stack.enter_async_context(supervisor.running())
-            await stack.enter_async_context(requests.running(supervisor))
+            await stack.enter_async_context(requests.running(supervisor, settles=part != "console"))
             await stack.enter_async_context(jobs.running())
-            supervisor.start("chores", chores.run)
-            supervisor.start("retention", retention.run)
-            supervisor.start("batches", batches.run)
+            if part != "console":
+                supervisor.start("chores", chores.run)
+                supervisor.start("retention", retention.run)
+                supervisor.start("batches", batches.run)
+                supervisor.start("notices", notices.run)
             supervisor.start("key uses", uses.run)
             supervisor.start("refused attempts", refused.run)
-            supervisor.start("notices", notices.run)
             reporter = Reporter(
                 services.gateways,
                 name,
@@ -257,8 +267,11 @@ def create_app(settings: Settings) -> Litestar:
                 supervisor=supervisor,
                 batches=lambda: batches.running,
                 tasks=lambda: chores.runs,
+                part="console" if part == "console" else "gateway",
             )
             supervisor.start("gateway row", reporter.run)
+            if part == "console":
+                stack.callback(asyncio.create_task(prepare_pages(app)).cancel)
             with reload_on_hangup(live):
                 yield
         if supervisor.failed:

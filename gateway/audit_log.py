@@ -7,12 +7,13 @@ Secrets never get into it: ``before`` and ``after`` are built from the views tha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import functools
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, select
+from sqlalchemy import ColumnElement, Connection, Select, delete, func, insert, select, union_all
 
 from gateway.checks.entered import NAME_MAX, REASON_MAX, check_text
 from gateway.ids import new_id
@@ -42,6 +43,7 @@ Act: TypeAlias = Literal[
     "price.cancel",
     "catalog.load",
     "catalog.save",
+    "catalog.refuse",
     "ledger.reconcile",
     "ledger.rebuild",
     "period.close",
@@ -224,6 +226,21 @@ def list_events(
         query = query.where(beyond)
     order = audit_events.c.id.asc() if oldest_first else audit_events.c.id.desc()
     return [AuditEvent(**row) for row in connection.execute(query.order_by(order)).mappings()]
+
+
+def newest_event(connection: Connection, acts: Collection[Act]) -> AuditEvent | None:
+    """Return the newest event of some acts, by one look at the index for each."""
+    row = connection.execute(_newest_of(tuple(acts))).mappings().one_or_none()
+    return None if row is None else AuditEvent(**row)
+
+
+@functools.cache
+def _newest_of(acts: Sequence[Act]) -> Select[Any]:
+    ids = audit_events.c.id
+    newest = union_all(
+        *(select(func.max(ids).label("id")).where(audit_events.c.act == act) for act in acts)
+    ).subquery()
+    return select(audit_events).where(ids == select(func.max(newest.c.id)).scalar_subquery())
 
 
 def delete_expired(connection: Connection, before: datetime, *, limit: int) -> int:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import functools
 import os
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 REGISTRY: Final = CollectorRegistry()
 DIRECTORY_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 """Environment variable with the directory in which the processes of one gateway share metrics."""
+
+_others: str | None = None
 
 
 class Durations(Histogram):
@@ -372,11 +376,49 @@ for _metric in (
 
 def exposition() -> bytes:
     """Render all metrics in Prometheus' text format, summed over the processes of this gateway."""
-    if not shared():
+    if shared():
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return generate_latest(registry)
+    if _others is None:
         return generate_latest(REGISTRY)
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-    return generate_latest(registry)
+    summed = CollectorRegistry()
+    summed.register(_Summed(_others))
+    return generate_latest(summed)
+
+
+def add_from(directory: str) -> None:
+    """Add what processes that share metrics in a directory have counted to what this one has."""
+    global _others
+    _others = directory
+
+
+class _Summed(Collector):
+    """This process's metrics, with the counters and histograms of others added."""
+
+    def __init__(self, directory: str) -> None:
+        self._others = MultiProcessCollector(  # type: ignore[no-untyped-call]
+            CollectorRegistry(), path=directory
+        )
+
+    def collect(self) -> Iterator[Metric]:
+        others: dict[str, dict[tuple[str, frozenset[tuple[str, str]]], Sample]] = {
+            family.name: {
+                (each.name, frozenset(each.labels.items())): each for each in family.samples
+            }
+            for family in self._others.collect()  # type: ignore[no-untyped-call]
+            if family.type in ("counter", "histogram")
+        }
+        for family in REGISTRY.collect():
+            more = others.get(family.name, {})
+            own = [
+                each._replace(value=each.value + found.value)
+                if (found := more.pop((each.name, frozenset(each.labels.items())), None))
+                else each
+                for each in family.samples
+            ]
+            family.samples = [*own, *more.values()]
+            yield family
 
 
 def shared() -> bool:

@@ -23,14 +23,15 @@ from gateway.aside import delete_obsolete_notes
 from gateway.audit_log import Author
 from gateway.billing.reconciliation import run_reconciliation
 from gateway.billing.statements.close import SETTLED_AFTER, close_month, list_periods
-from gateway.billing.usage.rollups import (
+from gateway.billing.usage.minutes import (
     CLOSED_AFTER,
-    DAYS_MAX,
     HOUR,
-    HOURS_MAX,
-    build_due,
-    build_due_days,
+    MINUTE,
+    MINUTES_MAX,
+    build_due_minutes,
+    wait_for_bookings,
 )
+from gateway.billing.usage.rollups import DAYS_MAX, HOURS_MAX, build_due, build_due_days
 from gateway.catalog.selling.terms import delete_old_changes
 from gateway.catalog.store import LiveCatalog
 from gateway.catalog.upstream_check import check_upstreams
@@ -170,23 +171,30 @@ def due_times(connection: Connection) -> dict[str, datetime]:
 def credit_tasks(database: Database) -> tuple[ScheduledTask, ...]:
     """Give monthly allowances, and expire lots."""
     return (
-        ScheduledTask(
-            "allowances", timedelta(minutes=1), _in_batches(database, give_allowances, BATCH)
-        ),
-        ScheduledTask("expiry", timedelta(minutes=1), _in_batches(database, expire_lots, BATCH)),
+        ScheduledTask("allowances", MINUTE, _in_batches(database, give_allowances, BATCH)),
+        ScheduledTask("expiry", MINUTE, _in_batches(database, expire_lots, BATCH)),
     )
 
 
 def usage_tasks(database: Database) -> tuple[ScheduledTask, ...]:
-    """Build the rollup of each hour once it has closed, and of each day once its hours are."""
+    """Build the rollup of each minute and hour once it has closed, and of each day once its hours
+    are."""
     hours = _in_batches(database, build_due, HOURS_MAX)
     days = _in_batches(database, _build_days, DAYS_MAX)
 
     async def build() -> None:
+        closed_at = await database.slow_write(wait_for_bookings)
+        await _in_batches(database, functools.partial(_build_minutes, closed_at), MINUTES_MAX)()
         await hours()
         await days()
 
-    return (ScheduledTask("rollups", HOUR, build, delay=CLOSED_AFTER + timedelta(seconds=5)),)
+    return (ScheduledTask("rollups", MINUTE, build, delay=CLOSED_AFTER + timedelta(seconds=5)),)
+
+
+def _build_minutes(
+    closed_at: datetime, connection: Connection, now: datetime, *, limit: int
+) -> int:
+    return build_due_minutes(connection, closed_at, limit=limit)
 
 
 def _build_days(connection: Connection, now: datetime, *, limit: int) -> int:
@@ -206,7 +214,7 @@ def erasure_tasks(database: Database) -> tuple[ScheduledTask, ...]:
             await asyncio.sleep(1)
         log.warning("could not empty the write-ahead log: it is in use by a reader")
 
-    return (ScheduledTask("erasure", timedelta(minutes=1), empty),)
+    return (ScheduledTask("erasure", MINUTE, empty),)
 
 
 def aside_tasks(database: Database) -> tuple[ScheduledTask, ...]:
@@ -217,7 +225,7 @@ def aside_tasks(database: Database) -> tuple[ScheduledTask, ...]:
             lambda connection: delete_obsolete_notes(connection, datetime.now(UTC))
         )
 
-    return (ScheduledTask("set aside", timedelta(minutes=1), tidy_notes),)
+    return (ScheduledTask("set aside", MINUTE, tidy_notes),)
 
 
 def price_tasks(database: Database) -> tuple[ScheduledTask, ...]:
@@ -286,7 +294,7 @@ def notice_tasks(database: Database, *, credit_low_nanos: int | None) -> tuple[S
     due = functools.partial(due_notices, credit_low_nanos=credit_low_nanos)
     prices = functools.partial(price_notices, cache=PriceCache())
     return (
-        ScheduledTask("notices", timedelta(minutes=1), _telling(database, due)),
+        ScheduledTask("notices", MINUTE, _telling(database, due)),
         ScheduledTask("price notices", timedelta(minutes=15), _telling(database, prices)),
     )
 

@@ -36,6 +36,8 @@ IDLE_BEAT_S: Final = 2.0
 """Interval of the beats of an idle loop."""
 DRAIN_S: Final = 5.0
 """Time after the shutdown grace at which a failed process exits even if it has not drained."""
+STOP_MARGIN_S: Final = 10.0
+"""Time beyond the shutdown grace after which a process that was asked to stop is killed."""
 
 CHECK_EVERY_S: Final = 1.0
 CHECKS_SILENT_MAX: Final = 5

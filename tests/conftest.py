@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.sql.database import Database
-from tests.databases import Databases, postgres_server
+from tests.databases import Databases, fast_directory, postgres_server
 from tests.servers import queue_server
 
 
@@ -26,15 +26,16 @@ def valkey() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session", params=["sqlite", "postgresql"])
-def databases(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, postgres: str
-) -> Databases:
-    return Databases(request.param, tmp_path_factory.mktemp("databases"), postgres)
+def databases(request: pytest.FixtureRequest, postgres: str) -> Iterator[Databases]:
+    with fast_directory("tg-databases-") as directory:
+        yield Databases(request.param, directory, postgres)
 
 
 @pytest.fixture
-def database_url(databases: Databases) -> str:
-    return databases.make()
+def database_url(databases: Databases) -> Iterator[str]:
+    url = databases.make()
+    yield url
+    databases.drop(url)
 
 
 @pytest.fixture

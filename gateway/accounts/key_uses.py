@@ -18,7 +18,7 @@ from sqlalchemy import Connection, bindparam, select
 from gateway.sql.database import Database, upsert
 from gateway.sql.outages import SQL_OUTAGE
 from gateway.supervision import Beat, no_beat
-from gateway.tables.key_uses import key_uses
+from gateway.tables.usage import key_uses
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     RowMapping,
+    bindparam,
     case,
     delete,
     func,
@@ -113,8 +114,6 @@ class Choices(TypedDict, total=False):
     account_id: int | None
     zone: str | None
     theme: Theme
-    hidden: str
-    """Columns that lists of requests leave out, separated by commas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,8 @@ class Session:
     account: str | None
     zone: str
     theme: Theme
-    hidden: str
+    hidden: Mapping[str, Sequence[str]]
+    """Columns that lists leave out, by list; a list that is not in it leaves out its usual ones."""
     pending: PendingForm | None
 
 
@@ -168,18 +168,23 @@ class NoRole(Exception):
     """A user or key without any right in the console."""
 
 
+# Read for every page, and so built once.
+_SESSION: Final = select(sessions).where(sessions.c.token_hash == bindparam("token_hash"))
+_USER: Final = select(users).where(users.c.id == bindparam("user"))
+_MEMBERSHIPS: Final = (
+    select(members.c.account_id, members.c.role, accounts.c.name, accounts.c.report_tz)
+    .join(accounts, accounts.c.id == members.c.account_id)
+    .where(members.c.user_id == bindparam("user"), accounts.c.status == "active")
+    .order_by(accounts.c.name)
+)
+
+
 def user_identity(connection: Connection, user_id: int) -> Identity:
     """Return a user with the present roles. Raise ``NoRole`` if it is disabled or has none."""
-    user = connection.execute(select(users).where(users.c.id == user_id)).mappings().one()
-    found = (
-        select(members.c.account_id, members.c.role, accounts.c.name, accounts.c.report_tz)
-        .join(accounts, accounts.c.id == members.c.account_id)
-        .where(members.c.user_id == user_id, accounts.c.status == "active")
-        .order_by(accounts.c.name)
-    )
+    user = connection.execute(_USER, {"user": user_id}).mappings().one()
     memberships = {
         row.account_id: Membership(row.account_id, row.name, row.report_tz, row.role)
-        for row in connection.execute(found)
+        for row in connection.execute(_MEMBERSHIPS, {"user": user_id})
     }
     if user["status"] != "active" or not (user["role"] or memberships):
         raise NoRole(f"user {user_id}")
@@ -253,8 +258,8 @@ def find_session(
 ) -> Session | None:
     """Return the session of a cookie; None if it is unknown or has expired, or its visitor has no
     role left. Raise ``SessionRevoked``."""
-    own = sessions.c.token_hash == hash_secret(token, pepper)
-    row = connection.execute(select(sessions).where(own)).mappings().first()
+    own = {"token_hash": hash_secret(token, pepper)}
+    row = connection.execute(_SESSION, own).mappings().first()
     if row is None or row["ends_at"] <= now:
         return None
     try:
@@ -360,6 +365,16 @@ def choose(connection: Connection, session_id: int, choices: Choices) -> None:
         connection.execute(update(sessions).where(sessions.c.id == session_id).values(**choices))
 
 
+def hide_columns(
+    connection: Connection, session_id: int, of_list: str, names: Sequence[str]
+) -> None:
+    """Choose the columns that one list leaves out; those of other lists stay as they are."""
+    own = sessions.c.id == session_id
+    kept = connection.scalars(select(sessions.c.columns).where(own).with_for_update()).one()
+    chosen = {**(kept or {}), of_list: list(names)}
+    connection.execute(update(sessions).where(own).values({"columns": chosen}))
+
+
 def keep_form(connection: Connection, session_id: int, form: PendingForm | None) -> None:
     """Keep a form until the visitor has proved again who it is; None forgets it."""
     kept = None if form is None else {"path": form.path, "fields": [list(f) for f in form.fields]}
@@ -384,7 +399,7 @@ def _choices(connection: Connection, identity: Identity) -> Mapping[str, Any]:
     A person's first session begins with the account that it is a member of, if the installation
     has no other.
     """
-    choices = select(sessions.c.account_id, sessions.c.zone, sessions.c.theme, sessions.c.hidden)
+    choices = select(sessions.c.account_id, sessions.c.zone, sessions.c.theme, sessions.c.columns)
     query = choices.where(of_visitor(identity))
     found = connection.execute(query.order_by(sessions.c.id.desc()).limit(1)).mappings().first()
     if found is not None:
@@ -411,7 +426,7 @@ def _session(connection: Connection, row: RowMapping, identity: Identity) -> Ses
         account=account,
         zone=row["zone"] or zone,
         theme=row["theme"],
-        hidden=row["hidden"],
+        hidden=row["columns"] or {},
         pending=_pending(row["pending"]),
     )
 

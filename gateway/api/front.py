@@ -9,7 +9,9 @@ from litestar import Controller, Response, get
 from gateway.api.http.answers import json_response
 from gateway.api.http.request import ApiRequest
 
-PAGE: Final = """\
+CONSOLE: Final = "/console"
+"""Where the console is."""
+_PAGE: Final = """\
 <!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -29,9 +31,11 @@ key.</p>
 </ul>
 </html>
 """
+_CONSOLE_LINK: Final = f'<li><a href="{CONSOLE}">Console</a></li>\n'
 
 
-CONSOLE: Final = '<li><a href="/console">Console</a></li>\n'
+def is_console(path: str) -> bool:
+    return path == CONSOLE or path.startswith(f"{CONSOLE}/")
 
 
 class FrontView(TypedDict):
@@ -58,12 +62,12 @@ class FrontPageController(Controller):
                 "models": "/v1/models",
                 "documentation": "/schema",
                 "readiness": "/health/ready",
-                "console": "/console" if has_console else None,
+                "console": CONSOLE if has_console else None,
             }
             return json_response(view, headers={"Vary": "Accept"})
         headers = {
             "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
             "Vary": "Accept",
         }
-        page = PAGE.replace("{console}", CONSOLE if has_console else "")
+        page = _PAGE.replace("{console}", _CONSOLE_LINK if has_console else "")
         return Response(page, media_type="text/html", headers=headers)

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, RowMapping, or_, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, bindparam, or_, select
 
 from gateway.archive.manifest import Manifest
 from gateway.checks.months import month_of
@@ -20,6 +20,17 @@ from gateway.tables.core import receipts
 
 REMOVED: Final = ("removing", "removed", "restoring")
 """States in which receipts of the month can be missing in the database."""
+
+_REMOVED: Final = select(archives).where(
+    archives.c.state.in_(REMOVED), archives.c.first_id.is_not(None)
+)
+_ACCEPTED_SINCE: Final = _REMOVED.where(archives.c.last_id >= bindparam("first")).order_by(
+    archives.c.month
+)
+_ACCEPTED_WITHIN: Final = _ACCEPTED_SINCE.where(archives.c.first_id < bindparam("end"))
+_REMOVED_WITHIN: Final = _REMOVED.where(
+    archives.c.month >= bindparam("first_month"), archives.c.month <= bindparam("last_month")
+).order_by(archives.c.first_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +95,19 @@ def accepted_archives(
     connection: Connection, starts_at: datetime | None, ends_at: datetime | None
 ) -> list[Archive]:
     """List the archives that can have requests accepted in a span."""
-    conditions: list[ColumnElement[bool]] = [
-        archives.c.state.in_(REMOVED),
-        archives.c.first_id.is_not(None),
-    ]
-    if starts_at is not None:
-        conditions.append(archives.c.last_id >= first_request_id(starts_at))
+    ids = {"first": "" if starts_at is None else first_request_id(starts_at)}
+    query = _ACCEPTED_SINCE
     if ends_at is not None:
-        conditions.append(archives.c.first_id < first_request_id(ends_at))
-    query = select(archives).where(*conditions).order_by(archives.c.month)
-    return [_read(row) for row in connection.execute(query).mappings()]
+        query, ids = _ACCEPTED_WITHIN, {**ids, "end": first_request_id(ends_at)}
+    return [_read(row) for row in connection.execute(query, ids).mappings()]
 
 
 def removed_archives(
     connection: Connection, booked: tuple[datetime, datetime]
 ) -> tuple[Archive, ...]:
     """List the archives whose receipts were booked in a span, by their first request."""
-    query = select(archives).where(*_removed_within(booked)).order_by(archives.c.first_id)
-    return tuple(_read(row) for row in connection.execute(query).mappings())
+    rows = connection.execute(_REMOVED_WITHIN, _months_of(booked)).mappings()
+    return tuple(_read(row) for row in rows)
 
 
 def settled_outside(known: Iterable[Archive]) -> list[ColumnElement[bool]]:
@@ -116,8 +122,9 @@ def check_unchanged(
 ) -> None:
     """Raise ``Unavailable`` if a month of a span was archived, restored or rewritten since its
     archives were listed."""
-    query = select(archives.c.month, archives.c.nonce).where(*_removed_within(booked))
-    found = {(row.month, row.nonce) for row in connection.execute(query)}
+    query = _REMOVED_WITHIN.with_only_columns(archives.c.month, archives.c.nonce)
+    rows = connection.execute(query, _months_of(booked))
+    found = {(row.month, row.nonce) for row in rows}
     if found != {(archive.month, archive.nonce) for archive in known}:
         raise archive_changed()
 
@@ -129,14 +136,9 @@ def archive_changed() -> Unavailable:
     )
 
 
-def _removed_within(booked: tuple[datetime, datetime]) -> list[ColumnElement[bool]]:
+def _months_of(booked: tuple[datetime, datetime]) -> dict[str, str]:
     last = booked[1] - timedelta(microseconds=1)
-    return [
-        archives.c.state.in_(REMOVED),
-        archives.c.first_id.is_not(None),
-        archives.c.month >= month_of(booked[0]),
-        archives.c.month <= month_of(last),
-    ]
+    return {"first_month": month_of(booked[0]), "last_month": month_of(last)}
 
 
 def unfinished_months(connection: Connection) -> list[str]:

@@ -7,9 +7,10 @@ from datetime import timedelta
 from sqlalchemy import Connection, func, or_, select
 
 from gateway.ledger.periods import is_month, span_of
-from gateway.tables.core import accounts, periods, receipts, transfers, usage_hours
+from gateway.tables.core import accounts, periods, receipts, transfers
 from gateway.tables.invoices import invoices
 from gateway.tables.settlement_time import booked_in, settled_within
+from gateway.tables.usage import usage_hours
 
 
 def obstacle(connection: Connection, month: str, *, metadata_expires: bool) -> str | None:

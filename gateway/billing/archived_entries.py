@@ -82,4 +82,5 @@ def _entry(row: dict[str, Any], requests: int) -> LedgerEntry:
         booked_at=read["booked_at"],
         requests=requests,
         request_id=None,
+        key=read["key"],
     )

@@ -37,6 +37,8 @@ class LedgerEntry:
     requests: int
     request_id: str | None
     """The request that a refund or correction is for; None for other kinds."""
+    key: str = ""
+    """What can be booked only once; of operators' credit, its kind and reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +215,7 @@ def _entries() -> Any:
         transfers.c.actor,
         transfers.c.reason,
         transfers.c.booked_at,
+        transfers.c.key,
         refunds.c.request_id,
     ).outerjoin(refunds, refunds.c.transfer_id == transfers.c.id)
 
@@ -245,4 +248,5 @@ def _entry(row: Any, inward: bool, requests: int) -> LedgerEntry:
         booked_at=row.booked_at,
         requests=requests,
         request_id=row.request_id,
+        key=row.key,
     )

@@ -28,7 +28,8 @@ from gateway.billing.usage.days import (
     stored_day,
     summed_day,
 )
-from gateway.billing.usage.rollups import HOUR, Seal, seal_of, seals
+from gateway.billing.usage.minutes import HOUR
+from gateway.billing.usage.rollups import Seal, seal_of, seals
 from gateway.checks.moments import EPOCH
 from gateway.ledger.periods import is_month, span_of
 from gateway.ledger.proof.accounts import Proof
@@ -36,8 +37,9 @@ from gateway.ledger.proof.findings import Finding
 from gateway.pricing import format_usd
 from gateway.sql.database import exact_sum, upsert
 from gateway.tables.archives import archived_charges
-from gateway.tables.core import receipts, refunds, transfers, usage_hours
+from gateway.tables.core import receipts, refunds, transfers
 from gateway.tables.proofs import proven_months
+from gateway.tables.usage import usage_hours
 
 
 def prove_months(proof: Proof) -> Iterator[Finding]:

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, select, update
 
+from gateway.audit_log import AuditEvent, Author, newest_event, record
+from gateway.catalog.problems import CatalogProblem
 from gateway.tables.prices import ONLY, price_version
 
 log = logging.getLogger(__name__)
+
+PROBLEM_MAX: Final = 500
+"""Characters of a problem that the audit log keeps."""
 
 
 class Announced(NamedTuple):
@@ -46,6 +52,19 @@ def read_announced(connection: Connection) -> Announced:
         price_version.c.version, price_version.c.catalog_loads, price_version.c.catalog_sha256
     ).where(price_version.c.id == ONLY)
     return Announced(*connection.execute(found).one())
+
+
+def note_refusal(
+    connection: Connection, author: Author, problems: Sequence[CatalogProblem]
+) -> None:
+    """Record that a file was not loaded, and why: it is wrong until somebody repairs it."""
+    why = {"problems": len(problems), "first": str(problems[0])[:PROBLEM_MAX]}
+    record(connection, author, "catalog.refuse", "catalog", after=why)
+
+
+def last_load(connection: Connection) -> AuditEvent | None:
+    """Return the act of the last load, also of one that was refused; None if none is recorded."""
+    return newest_event(connection, ("catalog.load", "catalog.save", "catalog.refuse"))
 
 
 class Follower:

@@ -30,7 +30,7 @@ from gateway.catalog.advice import log_findings
 from gateway.catalog.editing.files import save_file, write_file
 from gateway.catalog.loader import read_catalog
 from gateway.catalog.problems import CatalogError, CatalogProblem
-from gateway.catalog.reloads import Follower, announce_load, digest_of, read_announced
+from gateway.catalog.reloads import Follower, announce_load, digest_of, note_refusal, read_announced
 from gateway.catalog.schema import Catalog, CatalogEntry
 from gateway.catalog.selling.batch_prices import BatchPrice, due
 from gateway.catalog.selling.terms import (
@@ -82,12 +82,14 @@ BatchPrices: TypeAlias = dict[BatchPrice, tuple[int, Price] | None]
 
 
 class LiveCatalog:
-    def __init__(self, path: Path, database: Database, *, hour_nanos: int | None = None) -> None:
+    def __init__(
+        self, path: Path, database: Database, *, hour_nanos: int | None, shared: bool
+    ) -> None:
         self.path: Final = path
         self.content = b""
         """The text of the catalog in force."""
         self._database = database
-        self._alone = database.engine.dialect.name == "sqlite"
+        self._alone = database.engine.dialect.name == "sqlite" and not shared
         self._reloading = asyncio.Lock()
         self._entries: Mapping[str, CatalogEntry] = {}
         self._aliases: Mapping[str, str] = {}
@@ -111,12 +113,15 @@ class LiveCatalog:
         """All price rows that this process has read; rows are immutable."""
 
     @classmethod
-    async def open(cls, path: Path, database: Database, *, hour_nanos: int | None = None) -> Self:
+    async def open(
+        cls, path: Path, database: Database, *, hour_nanos: int | None = None, shared: bool = False
+    ) -> Self:
         """Read the catalog and put its prices in force. Raise ``CatalogError`` or ``OSError``.
 
         ``hour_nanos`` is the operator's price of a device hour, unless the catalog has another.
+        With ``shared``, other processes accept requests, also on SQLite.
         """
-        live = cls(path, database, hour_nanos=hour_nanos)
+        live = cls(path, database, hour_nanos=hour_nanos, shared=shared)
         # Before the file is read: a later load is followed.
         live._follower.note((await database.read(read_announced)).loads)
         content = await asyncio.to_thread(path.read_bytes)
@@ -128,20 +133,23 @@ class LiveCatalog:
     async def reload(self, author: Author) -> tuple[CatalogProblem, ...]:
         """Read the file again. If it has problems, change nothing and return them.
 
-        When this returns, changed prices are in force, and the act of ``author`` is recorded.
+        When this returns, changed prices are in force, and the act of ``author`` is recorded,
+        refused or not.
         """
         async with self._reloading:
             try:
                 content = await asyncio.to_thread(self.path.read_bytes)
                 catalog = await asyncio.to_thread(read_catalog, content, self.path)
             except CatalogError as error:
-                return error.problems
+                problems = error.problems
             except OSError as error:
-                return (
-                    CatalogProblem(str(self.path), 1, 1, "", f"cannot be read: {error.strerror}"),
-                )
-            await self._put_on_sale(catalog, content, author)
-            return ()
+                unread = f"cannot be read: {error.strerror}"
+                problems = (CatalogProblem(str(self.path), 1, 1, "", unread),)
+            else:
+                await self._put_on_sale(catalog, content, author)
+                return ()
+            await self._database.write(lambda each: note_refusal(each, author, problems))
+            return problems
 
     async def save(
         self, content: bytes, expected_sha256: str, author: Author, *, kept: Path
@@ -380,9 +388,8 @@ class LiveCatalog:
     async def _write(self, function: Callable[[Connection], T]) -> T:
         # A thousand new models take seconds, more than a request's transaction may.
         for _ in range(1, ATTEMPTS):
-            with contextlib.suppress(IntegrityError):
+            with contextlib.suppress(IntegrityError):  # another gateway wrote the same meanwhile
                 return await self._database.slow_write(function)
-            # Another gateway put the same price in force, or created its row, concurrently.
         return await self._database.slow_write(function)
 
     def _apply(self, terms: Terms, started: float) -> None:

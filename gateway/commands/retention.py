@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
 from typing import Final
 
 import click
@@ -20,12 +19,12 @@ from gateway.commands.terminal import (
     read_settings,
     refuse,
 )
-from gateway.operations.retention import record_run, state_view
+from gateway.operations.retention import list_states, record_run
 from gateway.retention.clearing import Retention
 from gateway.retention.kinds import all_kinds
 from workers.contract.blobs import Blobs
 
-ROW: Final = columns("kind setting due_at lag_s cleared cleared_at")
+ROW: Final = columns("kind setting due_at lag_s due cleared cleared_at")
 
 
 @click.group()
@@ -36,14 +35,14 @@ def retention() -> None:
 @retention.command("show", epilog=example("tollgate retention show"))
 @json_option
 def retention_show(as_json: bool) -> None:
-    """List the kinds: setting, since or from when the oldest row is due, rows cleared so far."""
+    """List the kinds: setting, since or from when the oldest row is due, how many rows are due (at
+    most 10,000 are counted), and how many were cleared so far."""
     settings = read_settings()
     with open_database(settings) as database:
         kinds = all_kinds(settings, database, Blobs(settings.blobs))
         with database.snapshot() as connection:
-            states = Retention(database, kinds).measure(connection)
-    now = datetime.now(UTC)
-    print_views([state_view(state, now) for state in states], ROW, as_json)
+            views = list_states(connection, Retention(database, kinds))
+    print_views(views, ROW, as_json)
 
 
 @retention.command("run", epilog=example("tollgate retention run"))

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, cast
 from urllib.parse import urlencode
 
-from litestar import Request, Response, Router, get
+from litestar import Litestar, Request, Response, Router, get
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.params import FromPath
 from litestar.response import Redirect
-from litestar.types import ExceptionHandlersMap
+from litestar.response.base import ASGIResponse
+from litestar.types import ExceptionHandlersMap, Receive, Scope, Send
 from redis.exceptions import RedisError
 
+from gateway.api.front import CONSOLE, is_console
 from gateway.api.http.bodies import error_response
 from gateway.api.http.request import ApiRequest
+from gateway.audit_log import CALL_PREFIX
 from gateway.console import assets
+from gateway.console.addresses import find_address
 from gateway.console.catalog import addition, editor, planner
 from gateway.console.entrance.enter import EntranceController
 from gateway.console.entrance.oidc import oidc_handlers
@@ -30,11 +36,11 @@ from gateway.console.guards import (
     ProofNeeded,
     check_form,
     check_host,
+    current_visitor,
     find_visitor,
     no_page,
     path_of,
 )
-from gateway.console.headers import PREFIX, is_console
 from gateway.console.installation import pages as installation
 from gateway.console.jobs import pages as jobs
 from gateway.console.live import stream
@@ -50,6 +56,7 @@ from gateway.console.money import (
 from gateway.console.pages import (
     accounts,
     audit,
+    columns,
     find,
     home,
     keys,
@@ -64,7 +71,7 @@ from gateway.console.pages import (
 from gateway.console.playground import pages as playground
 from gateway.console.playground import voices
 from gateway.console.records import archives, erasures, retention
-from gateway.console.rendering import page_now
+from gateway.console.rendering import compile_templates, page_now
 from gateway.console.running import queue, set_aside, upstream_check, workers
 from gateway.console.stored import (
     access,
@@ -85,6 +92,7 @@ from gateway.errors import (
     TollgateError,
     Unavailable,
 )
+from gateway.ids import new_id
 from gateway.settings import Settings
 from gateway.sql.database import DatabaseTimeout
 from gateway.sql.lanes import ran_too_long
@@ -115,7 +123,7 @@ _NOWHERE: Final = {"HX-Reswap": "none"}
 def console_router(settings: Settings) -> Router:
     """Return the routes of the console."""
     return Router(
-        PREFIX,
+        CONSOLE,
         route_handlers=[
             EntranceController,
             OwnController,
@@ -151,6 +159,7 @@ def console_router(settings: Settings) -> Router:
             *accounts.HANDLERS,
             *organisations.HANDLERS,
             *audit.HANDLERS,
+            *columns.HANDLERS,
             *find.HANDLERS,
             *erasures.HANDLERS,
             *archives.HANDLERS,
@@ -180,6 +189,15 @@ def console_router(settings: Settings) -> Router:
     )
 
 
+async def prepare_pages(app: Litestar) -> None:
+    """Make what first visits would wait for: compiled templates, and the API's reference."""
+    try:
+        await asyncio.to_thread(compile_templates)
+        await installation.read_reference(app)
+    except Exception:  # a boundary: the page that needs it says more
+        log.exception("pages could not be prepared")
+
+
 @get("/{rest:path}", opt={"open": True})
 async def _nothing(rest: FromPath[str]) -> Response[Any]:
     raise no_page()
@@ -189,8 +207,36 @@ def refuse_route(request: Request[Any, Any, Any], error: HTTPException) -> Respo
     """Answer a call that reaches no route, and thus no handler of the console's: with a page
     below ``/console``, and as the API does elsewhere."""
     if isinstance(request, ApiRequest) and is_console(request.scope["path"]):
-        return _http_error(request, error)
+        return _NoRoute(error)
     return error_response(request, error)
+
+
+class _NoRoute(Response[HTTPException]):
+    """Page of a call that reaches no route. No guard has found its visitor, and an exception
+    handler cannot wait for the database; so the page is made while it is sent."""
+
+    def to_asgi_response(
+        self, app: Litestar | None, request: Request[Any, Any, Any], **_: Any
+    ) -> ASGIResponse:
+        assert isinstance(request, ApiRequest)
+        return _NoRoutePage(request, self.content)
+
+
+class _NoRoutePage(ASGIResponse):
+    def __init__(self, request: ApiRequest, error: HTTPException) -> None:
+        super().__init__(status_code=error.status_code)
+        self._request, self._error = request, error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request, state = self._request, self._request.scope["state"]
+        address = find_address(request.services.settings, request.headers.get("host", ""))
+        if address is not None:
+            state["address"] = address
+            # Without the database, the page has no visitor, as that of an outage.
+            with suppress(*SQL_OUTAGE):
+                state["visitor"] = await current_visitor(request)
+        answer = _http_error(request, self._error).to_asgi_response(app=None, request=request)
+        await answer(scope, receive, send)
 
 
 def _visitor(request: ApiRequest) -> Visitor:
@@ -216,6 +262,13 @@ def _detour(request: ApiRequest, target: str) -> Response[Any]:
     return Redirect(target, status_code=303)
 
 
+def _call_id(request: ApiRequest) -> str:
+    """Return what identifies a request in the logs, under which its visitor's acts are recorded."""
+    visitor, state = visitor_of(request), request.scope["state"]
+    call_id: str = state.setdefault("call_id", visitor.call_id if visitor else new_id(CALL_PREFIX))
+    return call_id
+
+
 def _error_page(request: ApiRequest, error: TollgateError) -> Response[Any]:
     status = error.http_status
     is_part = "hx-request" in request.headers
@@ -226,7 +279,7 @@ def _error_page(request: ApiRequest, error: TollgateError) -> Response[Any]:
         title=TITLES.get(status, TITLES[400 if status < 500 else 500]),
         status=status,
         message=error.message,
-        call_id=error.request_id,
+        call_id=_call_id(request),
         retry_after_s=error.retry_after_s,
         is_page=request.method == "GET",
         comes_back=request.method == "GET" and error.code == DATABASE_AWAY,
@@ -253,20 +306,20 @@ def _http_error(request: ApiRequest, error: HTTPException) -> Response[Any]:
 
 def _outage(request: ApiRequest, error: Exception) -> Response[Any]:
     if isinstance(error, DatabaseTimeout) or ran_too_long(error):
-        log.warning("%s took too long to read", request.scope["path"])
+        log.warning("%s took too long to read (%s)", request.scope["path"], _call_id(request))
         message = (
             "The database did not answer this page within two seconds, and no order waits for it. "
             "Choose one account or fewer days, or try again."
         )
         return _error_page(request, Unavailable("page_too_slow", message, retry_after_s=2))
-    log.error("the console reached no service: %s", outage_name(error))
+    log.error("the console reached no service: %s (%s)", outage_name(error), _call_id(request))
     message = "The database or the queue server does not answer; nothing was changed. Try again."
     return _error_page(request, Unavailable(DATABASE_AWAY, message, retry_after_s=2))
 
 
 def _unexpected(request: ApiRequest, error: Exception) -> Response[Any]:
-    path = request.scope["path"]
-    log.error("unexpected error at %s %s", request.method, path, exc_info=error)
+    path, call_id = request.scope["path"], _call_id(request)
+    log.error("unexpected error at %s %s (%s)", request.method, path, call_id, exc_info=error)
     return _error_page(
         request, InternalError("internal_error", "An internal error occurred; it was logged.")
     )

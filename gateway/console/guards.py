@@ -239,5 +239,5 @@ async def _record_refusal(request: ApiRequest, visitor: Visitor, why: str) -> No
     where = f"{request.method} {request.scope['path']}: {why}"[:500]
     origin = origin_of(request)
     await request.services.database.write(
-        lambda each: refuse(each, visitor.session, where, origin=origin)
+        lambda each: refuse(each, visitor.session, where, origin=origin, call_id=visitor.call_id)
     )

@@ -10,10 +10,10 @@ from litestar import Request
 from litestar.datastructures import MutableScopeHeaders
 from litestar.types import Message, Scope
 
+from gateway.api.front import is_console
 from gateway.api.http.request import services_of
 from gateway.console.addresses import public_address
 
-PREFIX: Final = "/console"
 CHECKOUT: Final = "https://checkout.stripe.com"
 """Where paying by card goes: browsers apply ``form-action`` to the redirect after a form."""
 _POLICY: Final = (
@@ -69,7 +69,3 @@ async def add_console_headers(message: Message, scope: Scope) -> None:
     headers = MutableScopeHeaders.from_message(message)
     for name, value in console_headers(Request(scope), new_nonce()).items():
         headers.setdefault(name, value)
-
-
-def is_console(path: str) -> bool:
-    return path == PREFIX or path.startswith(f"{PREFIX}/")

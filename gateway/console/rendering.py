@@ -6,6 +6,7 @@ Templates get plain values. They run no query and know no service; an undefined 
 from __future__ import annotations
 
 import asyncio
+import base64
 import functools
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from litestar import Response
 from gateway.api.http.request import ApiRequest
 from gateway.checks.moments import read_moment
 from gateway.console.assets import load_assets
+from gateway.console.columns import ListColumns, shown_lists
 from gateway.console.compression import VARY, compressed
 from gateway.console.csrf import masked
 from gateway.console.headers import console_headers, new_nonce
@@ -28,6 +30,7 @@ from gateway.console.views import formats
 from gateway.console.views.files import AS, CSV, TableFile, attachment, table_file
 from gateway.console.views.money import ALL_RULES
 from gateway.console.visitors import Visitor
+from gateway.pricing import parse_usd
 
 
 @functools.cache
@@ -45,12 +48,22 @@ def environment() -> Environment:
     for format in (
         *(formats.usd, formats.amount, formats.places, when, formats.precisely),
         *(formats.iso, formats.ago, formats.duration, formats.count, formats.size, formats.share),
-        *(formats.words, formats.rate, pairs, read_moment),
+        *(formats.words, formats.rate, pairs, read_moment, parse_usd),
     ):
         made.filters[format.__name__] = format
     made.globals["all_rules"] = ALL_RULES
-    made.globals["asset"] = load_assets().url
+    assets = load_assets()
+    made.globals["asset"] = assets.url
+    # Within the page, for one request less.
+    mark = base64.b64encode(assets.files["mark.svg"].content).decode()
+    made.globals["mark_address"] = f"data:image/svg+xml;base64,{mark}"
     return made
+
+
+def compile_templates() -> None:
+    """Compile all templates, which first visits of pages would wait for."""
+    for name in environment().list_templates(extensions=["html"]):
+        environment().get_template(name)
 
 
 async def page(
@@ -61,11 +74,13 @@ async def page(
     title: str,
     status: int = 200,
     as_file: TableFile | None = None,
+    lists: Sequence[ListColumns] = (),
     **values: Any,
 ) -> Response[Any]:
     """Render a page in a thread: a list takes milliseconds, for which no order should wait.
 
-    ``as_file`` is its table, which is the answer if the address says so.
+    ``as_file`` is its table, which is the answer if the address says so. Of ``lists`` it shows the
+    columns that the visitor has not hidden.
     """
     if as_file is not None and request.query_params.get(AS) == CSV:
         return Response(
@@ -74,6 +89,8 @@ async def page(
             headers={**attachment(f"{as_file.name}.csv"), "Cache-Control": "private, no-cache"},
         )
     file = None if as_file is None or not as_file.rows else table_address(request)
+    if visitor is not None:
+        values["lists"] = shown_lists(lists, visitor.hidden)
     return await asyncio.to_thread(
         page_now, request, visitor, name, title=title, status=status, file_of_table=file, **values
     )

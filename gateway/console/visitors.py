@@ -6,7 +6,7 @@ Built anew for each request from the session's row, so that it is never out of d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypeAlias
 
@@ -16,9 +16,10 @@ from litestar.di import NamedDependency
 from gateway.accounts.content_grants import ContentGrant
 from gateway.accounts.roles import MemberRole, Role
 from gateway.accounts.sessions import Method, Session, Theme
-from gateway.audit_log import Author
+from gateway.audit_log import CALL_PREFIX, Author
 from gateway.console.csrf import form_token
 from gateway.console.roles import MAY, Act
+from gateway.ids import new_id
 from gateway.operations.entrance.content_grants import Sight
 from gateway.operations.entrance.sessions import author_of
 
@@ -42,10 +43,12 @@ class Visitor:
     proved_at: datetime
     zone: str
     theme: Theme
-    hidden: frozenset[str]
-    """Columns that lists of requests leave out."""
+    hidden: Mapping[str, Sequence[str]]
+    """Columns that lists leave out, by list, as it has chosen."""
     method: Method
     sight: Sight
+    call_id: str
+    """Identifies this request in the log and in the audit log."""
 
     def may(self, act: Act, account_id: int | None = None) -> bool:
         """Whether it may do something: in an account or, by default, in the one it looks at."""
@@ -68,7 +71,7 @@ class Visitor:
 
     def author(self, reason: str = "") -> Author:
         """Return it as the author of acts."""
-        return author_of(self.session.identity, reason)
+        return replace(author_of(self.session.identity, reason), call_id=self.call_id)
 
 
 CurrentVisitor: TypeAlias = NamedDependency[Visitor]
@@ -92,9 +95,10 @@ def visitor_of_session(session: Session, sight: Sight) -> Visitor:
         proved_at=session.proved_at,
         zone=session.zone,
         theme=session.theme,
-        hidden=frozenset(session.hidden.split(",")),
+        hidden=session.hidden,
         method=session.method,
         sight=sight,
+        call_id=new_id(CALL_PREFIX),
     )
 
 

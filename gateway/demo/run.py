@@ -18,13 +18,13 @@ from sqlalchemy import Connection, func, select
 from gateway.accounts.accounts import list_accounts
 from gateway.accounts.pepper import read_pepper
 from gateway.billing.reconciliation import prove_here, run_reconciliation
+from gateway.billing.usage.minutes import floor_hour
 from gateway.billing.usage.rollups import (
     DAYS_MAX,
     HOURS_MAX,
     build_due,
     build_due_days,
     built_range,
-    floor_hour,
 )
 from gateway.catalog.loader import load_catalog
 from gateway.catalog.schema import Catalog, CatalogEntry

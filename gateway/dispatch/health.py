@@ -96,7 +96,12 @@ class QueueHealth:
 
     @property
     def healthy(self) -> bool:
-        return time.monotonic() - self._refreshed_at < STALE_S
+        return self.age_s < STALE_S
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the state was last read; infinite if it never was."""
+        return time.monotonic() - self._refreshed_at
 
     @property
     def announcements(self) -> tuple[Announcement, ...]:

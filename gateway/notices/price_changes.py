@@ -19,7 +19,8 @@ from gateway.notices.kinds import Notice, in_words
 from gateway.notices.store import known_keys
 from gateway.notices.subscriptions import subscriptions_of
 from gateway.pricing import Price, format_usd
-from gateway.tables.core import accounts, price_periods, usage_hourly
+from gateway.tables.core import accounts, price_periods
+from gateway.tables.usage import usage_hourly
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Literal, TypedDict
 
 from pydantic import ConfigDict
@@ -14,33 +14,30 @@ from gateway.checks.moments import timestamp
 from gateway.errors import InvalidRequest
 from gateway.operations.accounts import find_owner
 from gateway.operations.bodies import Body, Id, Name
-from gateway.retention.clearing import State
+from gateway.retention.clearing import Retention, State
 from gateway.retention.erasure import Eraser, Target, begin_erasure, check_target
 from gateway.sql.database import Database
 
 
 class RetentionView(TypedDict):
-    """State of a kind. ``due_at``: since or from when its oldest row is due."""
+    """State of a kind. ``due_at``: since or from when its oldest row is due; ``due``: rows that
+    would be cleared now, of which at most 10,000 are counted; null if they are not counted."""
 
     object: Literal["retention"]
     kind: str
     setting: str | None
     due_at: str | None
     lag_s: float
+    due: int | None
     cleared: int
     cleared_at: str | None
 
 
-def state_view(state: State, now: datetime) -> RetentionView:
-    return {
-        "object": "retention",
-        "kind": state.kind.name,
-        "setting": state.kind.setting or None,
-        "due_at": timestamp(state.due_at) if state.due_at else None,
-        "lag_s": round(state.lag(now).total_seconds(), 3),
-        "cleared": state.cleared,
-        "cleared_at": timestamp(state.cleared_at) if state.cleared_at else None,
-    }
+def list_states(connection: Connection, retention: Retention) -> list[RetentionView]:
+    """Return what is kept, what is due and what was cleared, by kind."""
+    now = datetime.now(UTC)
+    due = retention.count_due(connection, now)
+    return [_view(state, now, due.get(state.kind.name)) for state in retention.measure(connection)]
 
 
 def record_run(connection: Connection, author: Author, cleared: Mapping[str, int]) -> None:
@@ -121,3 +118,16 @@ def _find_target(connection: Connection, body: ErasureBody) -> Target:
     raise InvalidRequest(
         "invalid_value", "Name an account, or a request, or a tag.", param="account"
     )
+
+
+def _view(state: State, now: datetime, due: int | None) -> RetentionView:
+    return {
+        "object": "retention",
+        "kind": state.kind.name,
+        "setting": state.kind.setting or None,
+        "due_at": timestamp(state.due_at) if state.due_at else None,
+        "lag_s": round(state.lag(now).total_seconds(), 3),
+        "due": due,
+        "cleared": state.cleared,
+        "cleared_at": timestamp(state.cleared_at) if state.cleared_at else None,
+    }

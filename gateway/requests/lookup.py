@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
@@ -15,6 +15,7 @@ from sqlalchemy import (
     Select,
     Table,
     and_,
+    bindparam,
     case,
     desc,
     func,
@@ -56,6 +57,17 @@ OPEN_COUNTED_MAX: Final = 10_000
 _CLOSED: Final = select(
     receipts, outputs.c.body, outputs.c.expires_at.label("kept_until")
 ).outerjoin(outputs, outputs.c.request_id == receipts.c.request_id)
+_LISTED: Final = select(
+    receipts, outputs.c.body, outputs.c.expires_at.label("kept_until")
+).outerjoin(
+    outputs,
+    # PostgreSQL would plan a look into each partition, as it derives no bounds from those of the
+    # receipts.
+    and_(
+        outputs.c.request_id == receipts.c.request_id,
+        outputs.c.request_id >= bindparam("oldest"),
+    ),
+)
 _OPEN: Final = select(
     holds.c.request_id,
     holds.c.account_id,
@@ -369,9 +381,9 @@ def read_page(
     """Read a page, and the id of the last scanned request if there are more."""
     borders = []
     if choice.closed and choice.searched:
-        borders.append(_border(connection, choice, cursor, oldest_first=oldest_first))
+        borders.append(_border(connection, choice, receipts, cursor, oldest_first=oldest_first))
     if choice.open and (choice.searched or choice.model is not None):
-        borders.append(_border_of_open(connection, choice, cursor, oldest_first=oldest_first))
+        borders.append(_border(connection, choice, holds, cursor, oldest_first=oldest_first))
     # Of both tables the page has what is before the nearer border.
     known = [each for each in borders if each is not None]
     border = (min(known) if oldest_first else max(known)) if known else None
@@ -389,36 +401,30 @@ def read_page(
         query = ordered(_OPEN.where(*choice.conditions(holds)), holds)
         items += [_open(row) for row in connection.execute(query).mappings()]
     if choice.closed:
-        query = ordered(_CLOSED.where(*choice.conditions(receipts)), receipts)
-        if oldest_first:
-            items += map(read_closed, connection.execute(query).mappings())
+        query = ordered(_LISTED.where(*choice.conditions(receipts)), receipts)
+        rows: Iterable[RowMapping]
+        if border is None and not oldest_first:
+            rows = newest(connection, query, limit, cursor=cursor)
         else:
-            items += map(read_closed, newest(connection, query, limit, cursor=cursor))
+            oldest = (cursor if oldest_first else border) or ""
+            rows = connection.execute(query, {"oldest": oldest}).mappings()
+        items += map(read_closed, rows)
     items.sort(key=lambda item: item.request_id, reverse=not oldest_first)
     return items[:limit], border
 
 
 def _border(
-    connection: Connection, choice: RequestFilter, cursor: str | None, *, oldest_first: bool
+    connection: Connection,
+    choice: RequestFilter,
+    table: Table,
+    cursor: str | None,
+    *,
+    oldest_first: bool,
 ) -> str | None:
-    """Return the id of the last receipt to scan, from the index alone, or None to scan all."""
-    id = receipts.c.request_id
-    query = select(id).where(*choice.places(receipts))
-    if cursor is not None:
-        query = query.where(id > cursor if oldest_first else id < cursor)
-    query = query.order_by(id if oldest_first else id.desc()).offset(LOOKED_AT_MAX - 1).limit(1)
-    if oldest_first:
-        return connection.execute(query).scalar()
-    rows = newest(connection, query, 1, cursor=cursor)
-    return rows[0][id] if rows else None
-
-
-def _border_of_open(
-    connection: Connection, choice: RequestFilter, cursor: str | None, *, oldest_first: bool
-) -> str | None:
-    """Return the id of the last open request to scan, or None to scan all."""
-    id = holds.c.request_id
-    query = select(id).where(*choice.span(holds))
+    """Return the id of the last receipt or open request to scan, from the index alone, or None to
+    scan all."""
+    id = table.c.request_id
+    query = select(id).where(*(choice.places if table is receipts else choice.span)(table))
     if cursor is not None:
         query = query.where(id > cursor if oldest_first else id < cursor)
     query = query.order_by(id if oldest_first else id.desc()).offset(LOOKED_AT_MAX - 1).limit(1)
@@ -445,7 +451,7 @@ def summarize(connection: Connection, choice: RequestFilter, cursor: str | None)
     if not choice.closed:
         return summary
     archived = _archived(connection, choice)
-    border = _border(connection, choice, cursor, oldest_first=False)
+    border = _border(connection, choice, receipts, cursor, oldest_first=False)
     query = select(receipts.c.status, func.count(), exact_sum(receipts.c.charge_nanos)).where(
         *choice.conditions(receipts)
     )

@@ -51,7 +51,7 @@ from gateway.requests.ticket import Ticket, TicketServices, not_entered
 from gateway.settings import Settings
 from gateway.sql.database import Database
 from gateway.sql.outages import QUEUE_OUTAGE, SQL_OUTAGE, outage_name
-from gateway.supervision import IDLE_BEAT_S, Beat, Supervisor
+from gateway.supervision import IDLE_BEAT_S, Beat, Supervisor, Work
 from gateway.tasks.registry import OtherTask
 from gateway.tasks.submission import OpenRequest, Submission
 from gateway.voices.store import Voices
@@ -181,20 +181,25 @@ class Requests:
         )
 
     @contextlib.asynccontextmanager
-    async def running(self, supervisor: Supervisor) -> AsyncIterator[None]:
-        """Run the background loops; at the end, record the clients that have just disconnected."""
+    async def running(self, supervisor: Supervisor, *, settles: bool = True) -> AsyncIterator[None]:
+        """Run the background loops; at the end, record the clients that have just disconnected.
+
+        Unless it ``settles``, other processes close its requests.
+        """
         await self.health.try_refresh()  # else the first requests would be refused
         mailbox = functools.partial(read_mailbox, self._redis, self._mailbox, self._waiters)
-        for name, loop in (
-            ("watch", self.health.run),
-            ("mailbox", mailbox),
-            ("settler", self._settler.run),
-            ("sweeper", self._sweeper.run),
-            ("webhooks", self._webhooks.run),
-            ("prices", self._live.keep_fresh),
-            ("doubts", self._doubts.run),
-            ("reconnects", self._reconnects.listen),
-        ):
+        loops: dict[str, Work] = {
+            "watch": self.health.run,
+            "mailbox": mailbox,
+            "prices": self._live.keep_fresh,
+            "doubts": self._doubts.run,
+            "reconnects": self._reconnects.listen,
+        }
+        if settles:
+            loops["settler"] = self._settler.run
+            loops["sweeper"] = self._sweeper.run
+            loops["webhooks"] = self._webhooks.run
+        for name, loop in loops.items():
             supervisor.start(name, loop)
         self._flows.start(supervisor)
         if metrics.shared():

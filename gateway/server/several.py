@@ -22,14 +22,13 @@ from typing import Final
 from prometheus_client import multiprocess
 
 from gateway.metrics import DIRECTORY_VARIABLE
+from gateway.server.console import ConsoleProcess
 from gateway.settings import Settings
-from gateway.supervision import EXIT_CODE
+from gateway.supervision import EXIT_CODE, STOP_MARGIN_S
 from gateway.up.children import Child
 from gateway.up.queue_server import die_with_parent
 
 BACKLOG: Final = 2048
-STOP_MARGIN_S: Final = 10.0
-"""Time beyond the shutdown grace after which a process that was asked to stop is killed."""
 CHECK_S: Final = 0.5
 
 log = logging.getLogger(__name__)
@@ -41,7 +40,10 @@ def serve_in_processes(settings: Settings, count: int) -> None:
         listener = stack.enter_context(_listen(settings))
         counters = tempfile.mkdtemp(prefix="tollgate-metrics-")
         stack.callback(shutil.rmtree, counters, ignore_errors=True)
-        code = asyncio.run(_supervise(settings, count, listener, counters))
+        console = None
+        if settings.console:
+            console = stack.enter_context(ConsoleProcess(settings, counters=counters))
+        code = asyncio.run(_supervise(settings, count, listener, counters, console))
     if code:
         sys.exit(code)
 
@@ -51,13 +53,22 @@ def _listen(settings: Settings) -> socket.socket:
     return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
 
 
-async def _supervise(settings: Settings, count: int, listener: socket.socket, counters: str) -> int:
+async def _supervise(
+    settings: Settings,
+    count: int,
+    listener: socket.socket,
+    counters: str,
+    console: ConsoleProcess | None,
+) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
+    command = [sys.executable, "-m", "gateway", "serve", "--descriptor", str(listener.fileno())]
+    if console is not None:
+        command += ["--console-socket", console.socket_path]
     children = [
         Child(
             f"gateway process {number}",
-            (sys.executable, "-m", "gateway", "serve", "--descriptor", str(listener.fileno())),
+            command,
             {**os.environ, DIRECTORY_VARIABLE: counters},
             report=log.error,
             descriptors=(listener.fileno(),),
@@ -78,16 +89,24 @@ async def _supervise(settings: Settings, count: int, listener: socket.socket, co
     for child in children:
         await child.start()
     tasks = [asyncio.create_task(child.keep_running()) for child in children]
+    if console is not None:
+        tasks.append(asyncio.create_task(console.run()))
     log.info("%d processes serve on %s:%d", count, settings.host, settings.port)
     try:
         while not stop.is_set():
             if any(child.keeps_failing for child in children):
                 log.critical("this gateway exits: one of its processes keeps failing")
                 return EXIT_CODE
+            for task in tasks:
+                if task.done():
+                    task.result()
             await _wait(stop)
         return 0
     finally:
-        await asyncio.gather(*(child.stop() for child in children))
+        ending = [child.stop() for child in children]
+        if console is not None:
+            ending.append(console.stop())
+        await asyncio.gather(*ending)
         for task in tasks:
             task.cancel()
 

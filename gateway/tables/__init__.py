@@ -9,7 +9,6 @@ from gateway.tables import batches as batches
 from gateway.tables import feedback as feedback
 from gateway.tables import files as files
 from gateway.tables import invoices as invoices
-from gateway.tables import key_uses as key_uses
 from gateway.tables import notices as notices
 from gateway.tables import organisations as organisations
 from gateway.tables import payments as payments
@@ -18,6 +17,7 @@ from gateway.tables import proofs as proofs
 from gateway.tables import retention as retention
 from gateway.tables import set_aside as set_aside
 from gateway.tables import settlement_time as settlement_time
+from gateway.tables import usage as usage
 from gateway.tables import users as users
 from gateway.tables import voices as voices
 from gateway.tables import webhooks as webhooks

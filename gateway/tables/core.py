@@ -60,12 +60,6 @@ QUANTITIES: Final = (
 )
 """Quantities of a usage besides requests; each is a column of ``receipts`` and ``usage_hourly``."""
 
-BOOKED_SUMS: Final = ("requests", "charge_nanos", "refund_nanos", *QUANTITIES)
-"""Sums of ``usage_hourly`` that its seals cover."""
-
-USAGE_SUMS: Final = (*BOOKED_SUMS, "expense_nanos", "expensed")
-"""All of its sums: also the cost to the operator, and the number of requests where it is known."""
-
 SYSTEM_ACCOUNTS: Final = {"cash": 1, "revenue": 2, "promo": 3, "breakage": -1}
 """System accounts, the other side of every transfer: name → id; created by the migrations. What a
 customer owes beyond its balance (a chargeback of spent money) is in ``receivable:<id>``."""
@@ -435,60 +429,6 @@ periods = Table(
     CheckConstraint(
         "month LIKE '20__-__' AND substr(month, 6) BETWEEN '01' AND '12'", name="month"
     ),
-)
-
-usage_hours = Table(
-    "usage_hours",
-    metadata,
-    Column("hour", UtcDateTime, primary_key=True),
-    Column("rows", BigInteger, nullable=False),
-    Column("requests", BigInteger, nullable=False),
-    Column("charge_nanos", BigInteger, nullable=False),
-    Column("refund_nanos", BigInteger, nullable=False),
-    Column("sha256", String(64), nullable=False),
-    Column("built_at", UtcDateTime, nullable=False),
-)
-
-usage_hourly = Table(
-    "usage_hourly",
-    metadata,
-    Column("account_id", RowId, primary_key=True, autoincrement=False),
-    Column("hour", UtcDateTime, primary_key=True),
-    Column("key_id", RowId, primary_key=True, autoincrement=False),
-    Column("model", String(200), primary_key=True),
-    Column("task", String(40), primary_key=True),
-    Column("outcome", String(16), primary_key=True),
-    Column("requests", BigInteger, nullable=False),
-    Column("charge_nanos", BigInteger, nullable=False),
-    Column("refund_nanos", BigInteger, nullable=False),
-    *(Column(quantity, BigInteger, nullable=False) for quantity in QUANTITIES),
-    # Cost to the operator, and the number of requests of which it is known.
-    Column("expense_nanos", BigInteger, nullable=False, server_default="0"),
-    Column("expensed", BigInteger, nullable=False, server_default="0"),
-    Index(None, "hour", "model"),
-    Index(None, "key_id", "hour"),
-)
-
-usage_days = Table(
-    "usage_days",
-    metadata,
-    Column("day", UtcDateTime, primary_key=True),
-    Column("rows", BigInteger, nullable=False),
-    Column("sha256", String(64), nullable=False),
-    Column("built_at", UtcDateTime, nullable=False),
-)
-
-usage_daily = Table(
-    "usage_daily",
-    metadata,
-    # 0: of all accounts together.
-    Column("account_id", RowId, primary_key=True, autoincrement=False),
-    Column("day", UtcDateTime, primary_key=True),
-    Column("model", String(200), primary_key=True),
-    Column("task", String(40), primary_key=True),
-    Column("outcome", String(16), primary_key=True),
-    *(Column(name, BigInteger, nullable=False) for name in USAGE_SUMS),
-    Index(None, "day", "model"),
 )
 
 chores = Table(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from sqlalchemy import (
     Column,
@@ -22,6 +22,7 @@ from sqlalchemy import (
     Select,
     String,
     Table,
+    bindparam,
     false,
     func,
     literal_column,
@@ -50,6 +51,13 @@ _bounds: Final = Table(
     Column("first_id", RequestKey, nullable=False),
     Column("last_id", RequestKey, nullable=False),
 )
+
+_UNUSUAL: Final = select(_bounds.c.first_id, _bounds.c.last_id).where(
+    _bounds.c.month >= bindparam("first_month"), _bounds.c.month <= bindparam("last_month")
+)
+
+IdRange: TypeAlias = tuple[str, str]
+"""The first id, and an id after the last one."""
 
 month_bounds: Final = Table(
     "month_bounds",
@@ -86,23 +94,30 @@ def ids_within(
 ) -> list[ColumnElement[bool]]:
     """Return the SQL conditions for the ids that receipts settled in a span can have; none without
     partitions. ``id``: the column of another table that is joined by it."""
+    ranges = id_ranges(connection, starts_at, ends_at)
+    return [or_(*((id >= first) & (id < end) for first, end in ranges))] if ranges else []
+
+
+def id_ranges(
+    connection: Connection, starts_at: datetime, ends_at: datetime | None = None
+) -> list[IdRange]:
+    """Return where the ids of receipts settled in a span can be; nothing without partitions, where
+    they can be everywhere."""
     if not is_partitioned(connection):
         return []
-    known = select(_bounds.c.first_id, _bounds.c.last_id).where(
-        _bounds.c.month >= month_of(starts_at)
+    until = min(ends_at or _END, _END)
+    known = connection.execute(
+        _UNUSUAL, {"first_month": month_of(starts_at), "last_month": month_of(until)}
     )
-    usual = id >= first_request_id(max(starts_at, EPOCH) - LAG)
-    if ends_at is not None:
-        known = known.where(_bounds.c.month <= month_of(ends_at))
-        usual &= id < first_request_id(min(ends_at, _END) + LEAD)
-    unusual = [id.between(first, last) for first, last in connection.execute(known)]
-    return [or_(usual, *unusual)]
+    usual = first_request_id(max(starts_at, EPOCH) - LAG), first_request_id(until + LEAD)
+    return [usual, *((row.first_id, f"{row.last_id}0") for row in known)]
 
 
 def newest(
     connection: Connection, query: Select[Any], limit: int, *, cursor: str | None
 ) -> Sequence[RowMapping]:
-    """Run a query of receipts that has a limit, descending by id, below a cursor.
+    """Run a query of receipts that has a limit, descending by id, below a cursor. Its parameter
+    ``oldest`` is an id before which it reads nothing, for its joins.
 
     PostgreSQL would look for the newest ones in each partition, so the last month and then the last
     year before the cursor are searched first.
@@ -111,11 +126,12 @@ def newest(
         now = first_request_id(datetime.now(UTC))
         end = time_of("req_", now if cursor is None else min(cursor, now))
         for span in _RECENT:
-            recent = query.where(receipts.c.request_id >= first_request_id(end - span))
-            rows = connection.execute(recent).mappings().all()
+            oldest = first_request_id(end - span)
+            recent = query.where(receipts.c.request_id >= oldest)
+            rows = connection.execute(recent, {"oldest": oldest}).mappings().all()
             if len(rows) == limit:
                 return rows
-    return connection.execute(query).mappings().all()
+    return connection.execute(query, {"oldest": ""}).mappings().all()
 
 
 def recent_transfers(
@@ -158,10 +174,17 @@ def refunded_within(
     their joins; none without partitions. A join alone can read every partition."""
     if not is_partitioned(connection):
         return []
+    # Without refunds, none: every id is longer.
+    first, end = refunded_ids(connection, *conditions) or ("", "")
+    return [receipts.c.request_id >= first, receipts.c.request_id < end]
+
+
+def refunded_ids(connection: Connection, *conditions: ColumnElement[bool]) -> IdRange | None:
+    """Return where the ids of receipts are that have refunds with some conditions; None without
+    refunds."""
     id = refunds.c.request_id
     first, last = connection.execute(select(func.min(id), func.max(id)).where(*conditions)).one()
-    # Without refunds, none: every id is longer.
-    return [receipts.c.request_id.between(first or "", last or "")]
+    return None if first is None else (first, f"{last}0")
 
 
 # --- Closed months --------------------------------------------------------------------------------

@@ -86,7 +86,9 @@ sessions = Table(
     Column("account_id", RowId, ForeignKey("accounts.id")),
     Column("zone", String(64)),
     Column("theme", String(8), nullable=False, server_default="system"),
-    # Columns that the list of requests leaves out, separated by commas.
+    # Columns that lists leave out, by list; a list that is not in it leaves out its usual ones.
+    Column("columns", OptionalJson),
+    # Read by gateways of the version before only, beside which this one is started.
     Column("hidden", String(200), nullable=False, server_default="task,tags"),
     # Session at the provider, by which it ends this one.
     Column("provider_sid", String(255), index=True),

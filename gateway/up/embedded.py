@@ -110,7 +110,13 @@ async def _run(
     await worker.start()
     await gateway.start()
     # Imported late: the children start while this process imports it.
-    from gateway.up.progress import Start, gateway_probe, keep_live, queue_probe
+    from gateway.up.progress import (
+        Start,
+        gateway_probe,
+        keep_live,
+        queue_probe,
+        visit_console,
+    )
 
     local = [spec.name for spec in specs if spec.engine is not None]
     start = Start(settings, redis_url, models=local, started_s=started_s, report=print_line)
@@ -134,6 +140,8 @@ async def _run(
                     plain = f"{settings.console_url}/console"
                     hint = "(`tollgate console link` prints a one-time address)"
                     print_line(f"console   {link or f'{plain}   {hint}'}")
+                    if link is not None:
+                        tasks.append(asyncio.create_task(visit_console(settings)))
                 tasks.append(asyncio.create_task(start.report_rest()))
                 await stopped
         print_line("stopping")

@@ -123,6 +123,13 @@ class Start:
         self._report(f"{time.monotonic() - self._started_s:6.1f} s  {what}")
 
 
+async def visit_console(settings: Settings) -> None:
+    """Visit the console, so that its process runs when a person comes."""
+    async with httpx.AsyncClient(trust_env=False, timeout=READY_S) as client:
+        with contextlib.suppress(httpx.HTTPError):
+            await client.get(f"http://{settings.host}:{settings.port}/console/enter")
+
+
 async def keep_live(child: Child, probe: Probe) -> None:
     """End a child that is not live, so that it is restarted.
 

@@ -43,11 +43,10 @@ from gateway.tables.core import (
     receipts,
     refunds,
     transfers,
-    usage_hourly,
-    usage_hours,
 )
 from gateway.tables.payments import payments
 from gateway.tables.proofs import proven_months
+from gateway.tables.usage import usage_hourly, usage_hours
 from gateway.tables.webhooks import webhook_deliveries
 from gateway.tables.workflows import receipt_steps
 from tests.archive.months import APRIL, AUTHOR, LATE, MARCH, MONTH, Month, at, pay, spend

@@ -13,16 +13,8 @@ from gateway.billing.usage.rollups import build_due, build_due_days
 from gateway.ledger.holds import hold
 from gateway.ledger.refunds import refund
 from gateway.sql.database import Database
-from gateway.tables.core import (
-    accounts,
-    budget_windows,
-    keys,
-    lots,
-    usage_daily,
-    usage_days,
-    usage_hourly,
-    usage_hours,
-)
+from gateway.tables.core import accounts, budget_windows, keys, lots
+from gateway.tables.usage import usage_daily, usage_days, usage_hourly, usage_hours
 from tests.ledger.books import HOLD, Books, done, open_books
 
 LATER = timedelta(days=2)

@@ -13,7 +13,7 @@ from gateway.ledger.holds import hold
 from gateway.ledger.periods import booking_time
 from gateway.operations.periods import rebuild_rollups
 from gateway.sql.database import Database
-from gateway.tables.core import usage_daily
+from gateway.tables.usage import usage_daily
 from tests.ledger.books import Books, done, open_books
 
 AUTHOR = Author("test", "system")

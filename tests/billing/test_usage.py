@@ -35,7 +35,7 @@ from gateway.ledger.holds import hold
 from gateway.ledger.refunds import refund
 from gateway.ledger.settle import settle
 from gateway.sql.database import Database
-from gateway.tables.core import usage_daily, usage_hourly
+from gateway.tables.usage import usage_daily, usage_hourly
 from tests.databases import Databases
 from tests.ledger.books import PEPPER, Books, done, open_books
 

@@ -17,6 +17,7 @@ from gateway.app import reload_on_hangup
 from gateway.audit_log import Author
 from gateway.catalog import store
 from gateway.catalog.problems import CatalogError
+from gateway.catalog.reloads import last_load
 from gateway.catalog.store import LiveCatalog
 from gateway.errors import Unavailable
 from gateway.ledger.prices import in_force
@@ -170,14 +171,20 @@ async def test_broken_file_changes_nothing_and_is_reported(
     file: File, sqlite_url: str, connect: Connect
 ) -> None:
     file.sell(painter="0.01")
-    live = await LiveCatalog.open(file.path, connect(sqlite_url))
+    database = connect(sqlite_url)
+    live = await LiveCatalog.open(file.path, database)
 
     file.sell(painter="0.5", sketcher="cheap")
     problems = await live.reload(TESTER)
+    with database.snapshot() as connection:
+        refused = last_load(connection)
     file.path.unlink()
     missing = await live.reload(TESTER)
 
     assert [problem.path for problem in problems] == ["models[1].price[0].amount"]
+    assert refused is not None
+    assert (refused.act, refused.actor) == ("catalog.refuse", TESTER.name)
+    assert refused.after == {"problems": 1, "first": str(problems[0])}
     assert [problem.message for problem in missing] == ["cannot be read: No such file or directory"]
     assert live.names() == ("painter",)
     assert price_of(live, "painter") == "0.01"
@@ -300,7 +307,7 @@ async def test_a_model_that_was_never_on_sale_has_no_price(
     assert refused.value.code == "no_price"
 
 
-@pytest.mark.parametrize(("backend", "count"), [("sqlite", 1), ("postgresql", 3)])
+@pytest.mark.parametrize(("backend", "count"), [("sqlite", 1), ("sqlite", 2), ("postgresql", 3)])
 async def test_the_price_of_every_request_was_in_force_when_it_was_accepted(
     file: File,
     request: pytest.FixtureRequest,
@@ -313,7 +320,9 @@ async def test_the_price_of_every_request_was_in_force_when_it_was_accepted(
     monkeypatch.setattr(store, "REFRESH_S", 0.02)
     monkeypatch.setattr(store, "NOTICE_S", 1.0)
     file.sell(painter="0.01")
-    gateways = [await LiveCatalog.open(file.path, connect(url)) for _ in range(count)]
+    gateways = [
+        await LiveCatalog.open(file.path, connect(url), shared=count > 1) for _ in range(count)
+    ]
     accepted: list[tuple[datetime, int]] = []
     stop = asyncio.Event()
 

@@ -125,6 +125,7 @@ def test_a_catalog_of_another_form_is_left_alone() -> None:
             insert_entry(text, {"name": "a"})
 
 
+@pytest.mark.long
 def test_a_model_with_a_vision_tower_is_added_to_read_pictures(
     catalog: Path, tmp_path: Path
 ) -> None:

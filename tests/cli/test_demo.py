@@ -16,7 +16,8 @@ from gateway.accounts.accounts import find_account
 from gateway.accounts.budgets import budget_states, list_budgets
 from gateway.ledger.reconcile import reconcile
 from gateway.sql.database import Database
-from gateway.tables.core import receipts, refunds, usage_hours
+from gateway.tables.core import receipts, refunds
+from gateway.tables.usage import usage_hours
 from gateway.tables.voices import voice_recordings
 from tests.cli.here import run_here
 from tests.stack import free_port

@@ -1,4 +1,4 @@
-"""A gateway of several processes that share one port."""
+"""A gateway of several processes that share one port, and one process for the console."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def metric(up: Up, name: str) -> float:
     return sum(float(value) for value in values)
 
 
-def serving(up: Up) -> list[int]:
-    """The processes that serve, without their supervisor."""
+def serving(up: Up, *, console: bool = False) -> list[int]:
+    """The processes that serve the API, or those of the console, without their supervisor."""
     found = []
     for pid in up.descendants():
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"--descriptor" in command:
+        if b"--descriptor" in command and (b"--console" in command) == console:
             found.append(pid)
     return found
 
@@ -79,6 +79,17 @@ def test_every_process_serves_and_metrics_are_summed(up: Up) -> None:
     for _ in range(8):  # each scrape may reach another process
         assert metric(up, "tollgate_requests_accepted_total") == REQUESTS
         assert metric(up, "tollgate_workers") == 1
+
+
+def test_processes_share_one_console(up: Up) -> None:
+    assert serving(up, console=True) == []
+
+    with ThreadPoolExecutor(8) as pool:
+        url = f"http://127.0.0.1:{up.port}/console/enter"
+        answers = pool.map(lambda _: httpx.get(url, timeout=60).status_code, range(16))
+        assert set(answers) == {200}
+
+    assert len(serving(up, console=True)) == 1
 
 
 def test_a_killed_process_is_replaced_while_the_others_serve(up: Up) -> None:

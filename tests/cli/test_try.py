@@ -11,9 +11,12 @@ from gateway.catalog.schema import Slo
 from gateway.commands.planning.trial_process import TrialFailed, run_trial
 from gateway.commands.planning.trial_subject import find_trial_subject
 from gateway.commands.planning.try_model import TriedPrecision, trial_rows
+from gateway.errors import InvalidRequest
 from gateway.ledger.expenses import ExpenseRates
 from gateway.up.environment import of_trial
 from tests.cli.here import run_here
+from tests.workers.llm.pictures import make_pictured, picture
+from tests.workers.llm.quantized_files import awq, write_both
 from workers.contract.jobs import Timings
 from workers.contract.models import ModelSpec
 from workers.contract.trials import TrialAgreement, TrialOrder, TrialRun
@@ -111,6 +114,58 @@ def test_a_model_without_a_template_continues_texts(tmp_path: Path) -> None:
     assert base.inputs(["once"], 4)[0]["prompts"] == ("once",)
     assert chat.inputs(["once"], 4)[0]["messages"][0]["content"] == "once"
     assert chat.spec.limits["context_tokens"] == 1024
+
+
+def test_a_conversation_has_pictures_if_the_model_reads_them(tmp_path: Path) -> None:
+    looker = make_pictured("qwen2.5vl", tmp_path / "looker")
+    subjects = [
+        find_trial_subject(str(path), None, Path("none.yaml"), context=None, device=None)
+        for path in (looker, CHAT)
+    ]
+
+    (asked,) = subjects[0].inputs(["what is this?"], 4, 2)
+
+    assert asked["messages"][0]["parts"] == (0, 1, "what is this?")
+    assert subjects[0].spec.limits["source_tokens"] > 0
+    with pytest.raises(InvalidRequest, match="image"):
+        subjects[1].inputs(["what is this?"], 4, 1)
+
+
+def test_weights_of_four_bits_are_compared_as_they_are_stored(tmp_path: Path) -> None:
+    _, short = write_both("qwen3", tmp_path, awq(32), hidden_size=64, intermediate_size=128)
+
+    subject = find_trial_subject(str(short), None, Path("none.yaml"), context=None, device=None)
+
+    assert subject.reference == "int4"
+
+
+@pytest.mark.long
+def test_pictures_and_four_bits_are_tried_by_the_command(tmp_path: Path) -> None:
+    looker = make_pictured("qwen2vl", tmp_path / "looker")
+    (tmp_path / "a.png").write_bytes(picture(60, 40))
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("what is this?\n")
+    _, short = write_both("qwen3", tmp_path, awq(32), hidden_size=64, intermediate_size=128)
+    usual = (
+        "--batch", "1", "--output", "4", "--prompts", str(prompts), "--context", "512",
+        "--device", "cpu", "--threads", "1", "--json",
+    )  # fmt: skip
+
+    shown = run_here(
+        (
+            *("try", str(looker), "--picture", str(tmp_path / "a.png")),
+            *("--reference", "float32", "--dtypes", "float32,int8", *usual),
+        ),
+        {},
+    )
+    packed = run_here(("try", str(short), "--dtypes", "int4,float32", *usual), {})
+
+    for done, dtypes in ((shown, ["float32", "int8"]), (packed, ["int4", "float32"])):
+        assert done.exit_code == 0, done.stderr
+        rows = json.loads(done.stdout)["data"]
+        assert [row["dtype"] for row in rows] == dtypes
+        assert [row["problem"] for row in rows] == [None, None]
+        assert rows[1]["agreement"] is not None
 
 
 def test_a_process_that_fails_is_reported_with_its_last_line() -> None:

@@ -12,8 +12,8 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 
 from gateway.accounts.roles import ROLES
+from gateway.api.front import is_console
 from gateway.console.guards import Needs
-from gateway.console.headers import is_console
 from gateway.console.navigation import PLACES
 from gateway.console.roles import MAY, Act, AnyRole
 from tests.console.seeding import Seeded
@@ -109,6 +109,7 @@ MORE = {
     "/console/credit/new": ("?account=atlas",),
     "/console/docs": ("", "?q=chat"),
     "/console/pick": ("", "?task=text-generation"),
+    "/console/playground": ("", "?task=text-completion", "?model=Veo3"),
     "/console/plan": ("", "?model=llama-3.3-70b&gpu=H200,H100&hour=3&dtype=fp8"),
     "/console/prices/{name}": ("", f"?{PRICE}&do=look", f"?{PRICE}&reason=dearer&do=review"),
     "/console/requests/{request_id}": ("", "#open"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from gateway.accounts.accounts import Account, create_account
 from gateway.accounts.budgets import create_budget
@@ -27,6 +27,7 @@ from gateway.ledger.settle import Settlement, settle
 from gateway.ledger.transfers import add_credit
 from gateway.pricing import NANOS_PER_USD, quote
 from gateway.sql.database import Database
+from gateway.tables.core import holds, receipts
 from tests.databases import Databases
 from tests.stack import CATALOG
 from workers.contract.jobs import Choice, Job, RequestId, Timings, Usage, encode
@@ -160,6 +161,33 @@ class Seeder:
         """End a text request that was left open."""
         self._end(self.entry("text-generation"), TEXT, request_id, datetime.now(UTC))
 
+    def order(
+        self, account: Account, key: KeyInfo, at: datetime, *, prompt: str = ""
+    ) -> HoldRequest:
+        """Return a text request that is not accepted yet."""
+        made = self._hold(account, key, self.entry("text-generation"), TEXT, at)
+        job = Job(
+            made.request_id, str(account.id), made.model, made.task, {"prompt": prompt}, TEXT.limits
+        )
+        return msgspec.structs.replace(made, job=encode(job))
+
+    def charge(self, order: HoldRequest, at: datetime, *, text: str = "Yes.") -> str:
+        """Accept a text request, and charge it at exactly a moment."""
+        hold(self._connection, [order])
+        self._settle(
+            Settlement(
+                order.request_id,
+                "succeeded",
+                "completed",
+                billable=True,
+                usage=TEXT.usage,
+                timings=TEXT.timings,
+                output=Output({"choices": [msgspec.to_builtins(Choice(0, text, "stop"))]}),
+            ),
+            at,
+        )
+        return order.request_id
+
     def entry(self, task: str) -> CatalogEntry:
         return next(entry for entry in self._entries if entry.task == task)
 
@@ -279,8 +307,12 @@ def seed(database: Database, catalog: Path, *, requests: int = 120, seed: int = 
         for seconds in (2, 1):
             at = ended - timedelta(seconds=seconds)
             made["atlas"].append(seeder.request(atlas, web, at, entry=text, open=True))
+        # Budgets have refused some.
+        known = {*connection.scalars(select(receipts.c.request_id))}
+        known |= {*connection.scalars(select(holds.c.request_id))}
+        accepted = {name: [id for id in ids if id in known] for name, ids in made.items()}
     accounts = {"atlas": atlas, "zenith": zenith, "hostile": hostile}
-    return Seeded(accounts, {"web": web, "main": main}, made)
+    return Seeded(accounts, {"web": web, "main": main}, accepted)
 
 
 def _give_back(connection: Connection, request_ids: Sequence[str]) -> None:

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import uvicorn
 
 from gateway.app import create_app
 from gateway.server.single import Server
 from gateway.settings import Settings
+from tests.stack import PEPPER, free_port
+
+
+def served_settings(directory: Path, url: str, queue: str, **more: Any) -> Settings:
+    """Return the settings of a gateway at a free port, whose catalog is in ``directory``."""
+    return Settings.model_validate(
+        {
+            "home": directory / "home",
+            "catalog": directory / "catalog.yaml",
+            "database_url": url,
+            "redis_url": queue,
+            "namespace": f"t{uuid.uuid4().hex[:8]}",
+            "pepper": PEPPER,
+            "port": free_port(),
+            **more,
+        }
+    )
 
 
 class serving:  # lower case, like other context managers

@@ -8,7 +8,7 @@ import hashlib
 from gateway.console.assets import IMMUTABLE, bundled_packages, load_assets
 from tests.console.visiting import Installation
 
-SHELL = ("vendor/htmx.js", "vendor/hx-csp.js", "console.js", "parts.js")
+SHELL = ("htmx.js", "console.js")
 """Scripts of every page."""
 PERMISSIVE = {"0BSD", "MIT"}
 

@@ -1,4 +1,5 @@
-"""Every form of the console that changes something is sent once, and its act found with its author.
+"""Every form of the console that changes something is sent: its effect is stored and shown, its act
+is recorded with its author, and neither is without the other.
 
 A form that is not in ``ACTING`` is in ``OTHERS``, with the reason why it has no act of its own.
 """
@@ -22,13 +23,14 @@ from gateway.catalog.reloads import digest_of
 from gateway.checks.months import month_of
 from gateway.notices.confirmation import confirmation_token
 from gateway.sql.database import Database
-from gateway.tables.core import receipts
+from gateway.tables.core import chores, metadata, receipts
 from gateway.tables.invoices import invoices
-from gateway.tables.users import sessions
+from gateway.tables.users import sessions, users
 from tests.console.routes import console_routes
 from tests.console.seeding import Seeder, seed
+from tests.console.test_money import text_of
 from tests.console.test_prices import dict_of, entered
-from tests.console.visiting import Installation, installed
+from tests.console.visiting import Browser, Installation, installed
 from tests.databases import Databases
 from tests.stack import CATALOG, PEPPER, wait_for
 from workers.contract.announcements import Announcement, ModelState, Workers
@@ -48,6 +50,7 @@ OTHERS: Mapping[str, str] = {
     "/console/catalog/add": READS,
     "/console/catalog/check": READS,
     "/console/catalog/draft": READS,
+    "/console/columns": OWN,
     "/console/csp": "browsers report what the policy blocked",
     "/console/enter/code": ENTRANCE,
     "/console/enter/key": ENTRANCE,
@@ -64,7 +67,6 @@ OTHERS: Mapping[str, str] = {
     "/console/prices/corrections": READS,
     "/console/prove": ENTRANCE,
     "/console/requests/cancel": MEMBERS,
-    "/console/requests/columns": OWN,
     "/console/requests/{request_id}/cancel": MEMBERS,
     "/console/requests/{request_id}/feedback": MEMBERS,
     "/console/upstreams/check": READS,
@@ -83,6 +85,104 @@ ONE_SIDED = {
     "access.end",
 }
 """Acts that change no fields, so they need neither a before nor an after."""
+
+
+ELSEWHERE: Mapping[str, str] = {
+    "/console/workers/{worker}/{act}": "a wish for a worker, at the queue server",
+    "/console/queue/requeue": "jobs, at the queue server",
+    "/console/webhooks/secret": "it only shows",
+    "/console/retention": "nothing is due yet",
+    "/console/webhooks/{request_id}/resend": "a delivery, which gateways write by themselves",
+}
+"""Forms that change no row but the one of their act, and what they change instead."""
+IN_STEPS: Mapping[str, str] = {
+    "/console/periods/{month}": "the month is marked first; closing it again continues",
+    "/console/archives/{month}": "files are written and read first; archiving again continues",
+    "/console/ledger/prove": "what was proved of each account is kept, for the next proof",
+}
+"""Forms that work in several transactions, of which an interruption leaves the first ones."""
+UNCOMPARED = frozenset(
+    {
+        *("audit_events", "console_jobs", "chores"),
+        *("usage_hourly", "usage_hours", "usage_daily", "usage_days"),
+        *("usage_minutely", "usage_minutes"),
+        *("webhook_deliveries", "webhook_attempts", "notice_deliveries", "notice_attempts"),
+    }
+)
+"""Tables that gateways write by themselves, and the rows of jobs, which begin before their acts."""
+BROKEN = """\
+CREATE TRIGGER broken BEFORE INSERT ON audit_events BEGIN SELECT RAISE(ABORT, 'broken'); END
+"""
+
+
+ACCESS, LIMITS = "/console/accounts/{atlas}/access", "/console/limits?account=zenith"
+GROUP, LEDGER = "/console/organisations/{group}", "/console/ledger?account=atlas"
+SHOWN: Mapping[str, tuple[str, str]] = {
+    "/console/accounts/new": ("/console/accounts/{zeta}", "zeta"),
+    "/console/accounts/{account_id}": ("/console/accounts/{zeta}", "Credit limit $5"),
+    "/console/accounts/{account_id}/access": (ACCESS, "Reason look"),
+    "/console/accounts/{account_id}/access/end": (ACCESS, "ended by user"),
+    "/console/accounts/{account_id}/access/ask": (ACCESS, "a complaint"),
+    "/console/accounts/{account_id}/access/decline": (ACCESS, "!a complaint"),
+    "/console/accounts/{account_id}/access/inputs": (ACCESS, "Stop keeping inputs"),
+    "/console/credit/new": (LEDGER, "paid"),
+    "/console/credit/chargeback": (LEDGER, "stolen"),
+    "/console/requests/{request_id}/refund": ("/console/requests/{request}", "late"),
+    "/console/keys/new": ("/console/keys", "ci"),
+    "/console/keys/{key_id}": ("/console/keys/{key}", "web 2"),
+    "/console/keys/{key_id}/rotate": ("/console/keys/{key}", "Replaced by"),
+    "/console/keys/{key_id}/revoke": ("/console/keys/{key}", "revoked"),
+    "/console/limits": (LIMITS, "$3"),
+    "/console/limits/{budget_id}": (LIMITS, "$4"),
+    "/console/limits/{budget_id}/end": (LIMITS, "Nothing bounds this account but its credit"),
+    "/console/limits/rates": (LIMITS, "0 of 9"),
+    "/console/limits/rates/remove": (LIMITS, "No rate of this account is limited"),
+    "/console/limits/storage": (LIMITS, "Files 0 of 9"),
+    "/console/members": ("/console/members", "ann@example.com"),
+    "/console/members/{user_id}": ("/console/audit?act=member.set", "viewer → member"),
+    "/console/users": ("/console/users/{bo}", "Installation auditor"),
+    "/console/users/{user_id}": ("/console/users/{bo}", "Installation finance"),
+    "/console/users/{user_id}/link": ("/console/audit?act=link.create", "user {bo}"),
+    "/console/users/sessions/{session_id}/end": ("/console/users/sessions", "!{victim}"),
+    "/console/users/{user_id}/end-sessions": (
+        "/console/users/{other_victim}", "Open sessions None."
+    ),
+    "/console/notices": ("/console/notices", "Token of the mail"),
+    "/console/notices/{subscription_id}/confirm": ("/console/notices", "!Token of the mail"),
+    "/console/notices/{subscription_id}/test": ("/console/notices", "This is a test"),
+    "/console/notices/{subscription_id}/remove": ("/console/notices", "is told to no one"),
+    "/console/organisations": (GROUP, "group"),
+    "/console/organisations/{organisation_id}": (GROUP, "holding"),
+    "/console/organisations/{organisation_id}/accounts": (GROUP, "atlas"),
+    "/console/organisations/{organisation_id}/budgets": (GROUP, "$30"),
+    "/console/organisations/{organisation_id}/budgets/{budget_id}": (GROUP, "$40"),
+    "/console/organisations/{organisation_id}/accounts/{account_number}/remove": (
+        GROUP, "It has no account yet"
+    ),
+    "/console/periods/rebates": ("/console/periods", "5 % beyond $1"),
+    "/console/periods/{month}": ("/console/periods/{month}", "closed"),
+    "/console/archives/{month}": ("/console/archives/{month}", "Archived"),
+    "/console/statements/{month}/credit-note": (
+        "/console/statements/2026-01?account=atlas", "0.5, late"
+    ),
+    "/console/prices/corrections/post": (LEDGER, "too dear"),
+    "/console/prices/{name}": ("/console/prices/slow", "begins later"),
+    "/console/ledger/prove": ("/console/ledger", "agree, proved"),
+    "/console/catalog/save": ("/console/catalog", "# more"),
+    "/console/catalog/reload": ("/console/audit?act=catalog.load", "catalog.load"),
+    "/console/set-aside/row": ("/console/set-aside", "Nothing is set aside"),
+    "/console/retention": ("/console/retention", "Cleared"),
+    "/console/erasures/run": ("/console/erasures", "request {erased}"),
+    "/console/webhooks/secret": ("/console/audit?act=webhook.reveal", "webhook.reveal"),
+    "/console/webhooks/{request_id}/resend": ("/console/requests/{hooked}", "pending to"),
+    "/console/queue/cancel/{request_id}": ("/console/requests/{open}", "cancel"),
+    "/console/queue/requeue": ("/console/audit?act=queue.requeue", "queue.requeue"),
+    "/console/workers/{worker}/{act}": ("/console/audit?act=worker.drain", "driver"),
+    "/console/sessions/{session_id}/end": ("/console/audit?act=session.end", "session.end"),
+    "/console/sessions/end-others": ("/console/sessions", "this one"),
+    "/console/leave": ("/console/enter", "With a code"),
+}  # fmt: skip
+"""Pages that show what a form did, and how; ``!``: what they do not show any more."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +343,8 @@ def furnished(
         )
         known["request"] = str(connection.execute(charged.limit(1)).scalar_one())
         add_note(connection, "outcome", "one", "a test")
+        # No gateway proves the books by itself meanwhile.
+        connection.execute(insert(chores).values(name="reconcile", due_at=now + timedelta(days=1)))
         connection.execute(
             insert(invoices).values(
                 number="i-1", account_id=int(known["atlas"]), kind="invoice", month="2026-01",
@@ -271,6 +373,7 @@ def test_every_form_acts_or_has_a_reason(installation: Installation) -> None:
 
     assert routes == {step.route for step in ACTING} | OTHERS.keys()
     assert {step.route for step in ACTING}.isdisjoint(OTHERS)
+    assert SHOWN.keys() == {step.route for step in ACTING}
 
 
 def test_every_form_that_acts_is_recorded_with_its_author(
@@ -288,6 +391,9 @@ def test_every_form_that_acts_is_recorded_with_its_author(
     opened = open_sessions(installation)
     names = dict(zip(browsers, (f"user {user}" for _, user in opened), strict=False))
     known["victim_session"], known["other_victim"] = str(opened[-2][0]), str(opened[-1][1])
+    known["victim"] = installation.execute(
+        select(users.c.name).where(users.c.id == opened[-2][1])
+    ).scalar_one()
     for _ in range(2):  # other sessions of the one who leaves: each of its forms ends one
         installation.browser().enter(installation.link(user=opened[2][1]))
     known["own_session"] = str(open_sessions(installation)[-1][0])
@@ -304,19 +410,81 @@ def test_every_form_that_acts_is_recorded_with_its_author(
             if callable(step.form)
             else {name: value.format(**known) for name, value in step.form.items()}
         )
-        answer = browsers[step.who].post(step.at.format(**known), sent)
+        browser, path = browsers[step.who], step.at.format(**known)
+        before = stored(installation)
+        if step.route not in IN_STEPS:
+            interrupted = send_unrecorded(installation, browser, path, sent)
+            if (left := differing(before, stored(installation))) or interrupted:
+                wrong.append((path, "was done without its act", left, interrupted))
+        answer = browser.post(path, sent)
         if answer.status_code not in (200, 201, 303):
-            wrong.append((step.at, answer.status_code, reason_of(answer.text)))
+            wrong.append((path, answer.status_code, reason_of(answer.text)))
             continue
         new = acts_of(installation, names[step.who], seen, len(step.acts))
         if [each.act for each in new] != list(step.acts):
-            wrong.append((step.at, [each.act for each in new], answer.headers.get("location")))
-        wrong += [(step.at, event) for event in new if not is_whole(event, sent)]
+            wrong.append((path, [each.act for each in new], answer.headers.get("location")))
+        wrong += [(path, event) for event in new if not is_whole(event, sent)]
         seen |= {each.id for each in new}
         if step.keep:
             known[step.keep] = str(answer.headers["location"]).rpartition("/")[2]
+        known |= current(installation)
+        where, wanted = (each.format(**known) for each in SHOWN[step.route])
+        if not comes_to_show(browser, where, wanted):
+            wrong.append((path, f"{wanted!r} is wrong", where))
+        if not differing(before, stored(installation)) and step.route not in ELSEWHERE:
+            wrong.append((path, "changed nothing"))
 
     assert wrong == [], "\n".join(str(each) for each in wrong)
+
+
+def stored(installation: Installation) -> dict[str, Any]:
+    """Return the rows of all tables that forms change, and the catalog's text."""
+    found: dict[str, Any] = {"catalog": installation.settings.catalog.read_text()}
+    with installation.database.transaction() as connection:
+        for table in metadata.sorted_tables:
+            if table.name not in UNCOMPARED:
+                columns = [
+                    each for each in table.columns if each.name not in ("seen_at", "pending")
+                ]
+                found[table.name] = sorted(map(repr, connection.execute(select(*columns)).all()))
+    return found
+
+
+def comes_to_show(browser: Browser, path: str, wanted: str) -> bool:
+    """Whether a page shows a text within a while; ``!``: does not show it any more."""
+    words, absent = wanted.removeprefix("!"), wanted.startswith("!")
+    with contextlib.suppress(AssertionError):
+        wait_for(
+            lambda: (words in text_of(browser.finished(path))) is not absent, wanted, patience_s=20
+        )
+        return True
+    return False
+
+
+def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    return [name for name in before if before[name] != after[name]]
+
+
+def send_unrecorded(
+    installation: Installation, browser: Browser, path: str, sent: Mapping[str, Any]
+) -> str:
+    """Send a form while no act can be recorded; return what was answered, if that is a success."""
+    installation.execute(text(BROKEN))
+    try:
+        answer = browser.post(path, sent)
+        if answer.status_code != 303 or not may_be_job(location := answer.headers["location"]):
+            return "" if answer.status_code >= 400 else f"{answer.status_code} {answer.headers}"
+        page = browser.finished(location)
+        return "" if "It failed" in page else f"no failure at {location}"
+    finally:
+        installation.execute(text("DROP TRIGGER broken"))
+
+
+def may_be_job(location: str) -> bool:
+    """Whether a page can show the progress of a job."""
+    return location.startswith(
+        ("/console/retention", "/console/erasures", "/console/prices/corrections")
+    )
 
 
 def is_whole(event: AuditEvent, sent: Mapping[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from gateway.tables.audit import audit_events
 from gateway.tables.core import accounts, keys
 from gateway.tables.users import sessions
 from tests.console.routes import ConsoleRoute, console_routes
+from tests.console.test_audit_walk import differing, stored
 from tests.console.visiting import FORM, Installation
 
 FORGERIES: dict[str, dict[str, Any]] = {
@@ -25,6 +26,11 @@ FORGERIES: dict[str, dict[str, Any]] = {
     "another origin": {"headers": {"Origin": "https://evil.example"}},
     "neither": {"headers": {}},
 }
+CHANGING = {
+    *("users", "members", "sessions", "login_links"),
+    *("periods", "reconciliations", "proven_accounts", "proven_keys"),
+}
+"""Tables with the visitors of the tests, and with what a gateway writes after its start."""
 
 
 @pytest.mark.parametrize("forgery", [*FORGERIES, "another session's"])
@@ -37,6 +43,7 @@ def test_forged_forms_change_nothing_and_are_recorded(
         if route.method != "GET" and route.act is not None
     ]
     assert routes
+    rows = stored(installation)
     for role in ("operator", "owner"):
         sent = FORGERIES.get(forgery) or {"token": installation.visitor(role).token()}
         mine = [route for route in routes if role in MAY[route.act or "own.write"]]
@@ -54,6 +61,7 @@ def test_forged_forms_change_nothing_and_are_recorded(
             assert browser.inside
 
         assert refusals(installation) == before + len(mine)
+    assert set(differing(rows, stored(installation))) <= CHANGING
 
 
 @pytest.mark.parametrize("role", ["viewer", "auditor"])
@@ -66,7 +74,7 @@ def test_forms_of_a_wrong_role_change_nothing_and_are_recorded(
         if route.method != "GET" and route.act is not None and role not in MAY[route.act]
     ]
     assert routes
-    before = refusals(installation)
+    before, rows = refusals(installation), stored(installation)
 
     for some in _batches(routes, REFUSALS_PER_MINUTE):
         browser = installation.visitor(role)
@@ -76,8 +84,10 @@ def test_forms_of_a_wrong_role_change_nothing_and_are_recorded(
             assert answer.status_code == 404, route
 
     assert refusals(installation) == before + len(routes)
+    assert set(differing(rows, stored(installation))) <= CHANGING
     newest = installation.events(act="session.refuse")[0]
     assert newest.reason.endswith("is not allowed")
+    assert f"<code>{newest.call_id}</code> identifies this call" in answer.text
 
 
 def _batches(routes: list[ConsoleRoute], size: int) -> Iterator[list[ConsoleRoute]]:
@@ -90,10 +100,13 @@ def test_form_at_a_foreign_host_changes_nothing(installation: Installation) -> N
     browser = installation.visitor("operator")
     token = browser.token()
 
+    rows = stored(installation)
+
     for route in routes:
         headers = {**FORM, "Host": "evil.example"}
         answer = browser.post(route.at(installation.acme.id), token=token, headers=headers)
         assert answer.status_code == 421, route
+    assert set(differing(rows, stored(installation))) <= CHANGING
 
 
 def test_token_of_forms_has_another_mask_on_each_page(installation: Installation) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 from sqlalchemy import func, select, update
 
 from gateway.accounts.attempts import FAILURES_MAX, NETWORK_MAX, Attempts
 from gateway.accounts.login_links import WRONG_CODES_MAX
 from gateway.accounts.users import change_user
-from gateway.console.entrance.enter import REFUSED
+from gateway.console.entrance.enter import FLOOR_S, REFUSED
 from gateway.errors import TooManyRequests
+from gateway.metrics import REGISTRY
 from gateway.tables.core import keys
 from gateway.tables.users import login_links, sessions
 from tests.console.visiting import FORM, Browser, Installation, installed
@@ -124,6 +127,13 @@ def test_key_enters_with_no_more_than_it_may_do_over_http(
 
     assert sees in browser.get("/console/sessions").text or browser.inside
     assert secret not in str(browser.cookies)
+    acme = installation.acme.id
+    for path, form in (
+        ("/console/keys/new?account=acme", {"name": "more", "read": "yes"}),
+        (f"/console/members?account=id:{acme}", {"name": "Eve", "role": "owner"}),
+        (f"/console/accounts/{acme}/access", {"hours": "8", "reason": "x"}),
+    ):
+        assert browser.post(path, form).status_code == 404, path
 
 
 def test_key_that_is_revoked_expired_or_cannot_read_is_refused_alike(
@@ -143,6 +153,9 @@ def test_key_that_is_revoked_expired_or_cannot_read_is_refused_alike(
 
     assert {answer.status_code for answer in answers} == {403}
     assert all(REFUSED in answer.text for answer in answers)
+    # Neither the page nor the time tells why: each takes at least as long.
+    assert len({re.sub(r'[0-9a-f]{64,}|nonce="[^"]*"', "", each.text) for each in answers}) == 1
+    assert min(answer.elapsed.total_seconds() for answer in answers) >= FLOOR_S
     refused = installation.events(act="session.refuse", subject=f"key {revoked_key.id}")
     assert len(refused) == 1
     assert refused[0].account_id == installation.acme.id
@@ -259,7 +272,7 @@ def test_secrets_are_in_no_log_line(
     browser.get("/console/sessions")
     browser.post("/console/enter/key", {"secret": "tg_" + "x" * 40})
 
-    log = caplog.text + str(installation.events())
+    log = caplog.text + str(installation.events()) + generate_latest(REGISTRY).decode()
     for each in (secret, link["path"], link["code"], browser.cookies["tollgate"], "x" * 40):
         assert each not in log
 

@@ -27,7 +27,7 @@ FIGURE = re.compile("\N{MINUS SIGN}?[0-9]+([.][0-9]+)?")
 
 @pytest.fixture(scope="module")
 def filled(
-    tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str
+    tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str, mid_month: None
 ) -> Iterator[tuple[Installation, Seeded]]:
     directory = tmp_path_factory.mktemp("evidence")
     url, seeded = seeded_database(directory, postgres)

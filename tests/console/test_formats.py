@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.console.views.formats import Clock, ago, amount, count, duration, places, usd, when
+from gateway.console.views.formats import (
+    Clock,
+    ago,
+    amount,
+    count,
+    duration,
+    places,
+    precisely,
+    usd,
+    when,
+)
 from gateway.pricing import NANOS_MAX, format_usd
 
 
@@ -74,10 +84,20 @@ def test_moments_follow_the_zone_also_when_clocks_change() -> None:
     berlin = Clock("Europe/Berlin", now)
 
     # The clocks went back an hour at 01:00 UTC.
-    assert when(datetime(2026, 10, 25, 0, 30, tzinfo=UTC), berlin) == "02:30:00.000"
-    assert when(datetime(2026, 10, 25, 1, 30, tzinfo=UTC), berlin) == "02:30:00.000"
+    assert when(datetime(2026, 10, 25, 0, 30, 7, tzinfo=UTC), berlin) == "02:30:07.000"
+    assert when(datetime(2026, 10, 25, 1, 30, 7, tzinfo=UTC), berlin) == "02:30:07.000"
     assert when(datetime(2026, 10, 24, 21, 59, tzinfo=UTC), berlin) == "24 Oct 23:59"
     assert when(datetime(2025, 10, 24, tzinfo=UTC), berlin) == "24 Oct 2025"
+
+
+def test_whole_minutes_have_no_seconds() -> None:
+    berlin = Clock("Europe/Berlin", datetime(2026, 10, 25, 12, tzinfo=UTC))
+    midnight = datetime(2026, 10, 24, 22, tzinfo=UTC)
+
+    assert precisely(midnight, berlin) == "25 Oct 2026 00:00 Europe/Berlin"
+    assert when(midnight, berlin) == "00:00"
+    later = precisely(midnight + timedelta(milliseconds=412), berlin)
+    assert later == "25 Oct 2026 00:00:00.412 Europe/Berlin"
 
 
 def test_distances_from_now() -> None:

@@ -12,47 +12,13 @@ import pytest
 from gateway.accounts.accounts import create_account
 from gateway.accounts.budgets import create_budget
 from gateway.accounts.keys import create_key
+from gateway.console.rendering import environment
 from gateway.pricing import NANOS_PER_USD
+from tests.console.payloads import PAYLOADS, STORED
 from tests.console.routes import pages_of
 from tests.console.seeding import PEPPER, Seeded, seed
 from tests.console.visiting import FORM, Browser, Installation
 
-PAYLOADS = (
-    "<img src=x onerror=alert(1)>",
-    "<svg onload=alert(1)>",
-    "<svg/onload=alert`1`>",
-    '"><script>alert(1)</script>',
-    "'><script>alert(1)</script>",
-    "</textarea><script>alert(1)</script>",
-    "</script><script>alert(1)</script>",
-    "</title><script>alert(1)</script>",
-    "</style><script>alert(1)</script>",
-    "<scr<script>ipt>alert(1)</scr</script>ipt>",
-    "<iframe srcdoc='<script>alert(1)</script>'>",
-    "<object data=javascript:alert(1)>",
-    "<embed src=javascript:alert(1)>",
-    "<a href=javascript:alert(1)>x</a>",
-    "javascript:alert(1)",
-    "data:text/html,<script>alert(1)</script>",
-    "<form action=//evil.example><button>x",
-    "<base href=//evil.example/>",
-    "<meta http-equiv=refresh content=0;url=//evil.example>",
-    "<link rel=stylesheet href=//evil.example>",
-    "<style>@import '//evil.example'</style>",
-    "<div hx-get=/console/leave hx-trigger=load>",
-    '" hx-get="/console/leave" hx-trigger="load',
-    '<div hx-nonce="guess" hx-post=/console/leave hx-trigger=load>',
-    '" onmouseover="alert(1)" autofocus onfocus="alert(1)',
-    "{{7*7}}",
-    "{% import os %}",
-    "${7*7}#{7*7}",
-    "<!--<script>alert(1)//-->",
-    "<details open ontoggle=alert(1)>",
-    "<math><mi xlink:href=javascript:alert(1)>",
-    "\u202eevil\u202c\u200b\u2066x\u2069",
-)
-STORED = [each for each in PAYLOADS if each.isprintable()]
-"""Payloads that can be names; characters that turn the direction of a text are refused in them."""
 MARK = "evilmark"
 """Part of each payload as it is stored, by which it is found on pages."""
 PARTS = (
@@ -60,6 +26,9 @@ PARTS = (
     *("/console/playground", "/console/prices", "/console/payments", "/console/batches"),
 )
 """Starts of the addresses from which our own parts are read."""
+
+ICON = environment().globals["mark_address"]
+"""Address of the icon, which is within each page."""
 
 
 class Elements(HTMLParser):
@@ -75,7 +44,8 @@ class Elements(HTMLParser):
         self.texts += [value for value in given.values() if value]
         if tag in ("iframe", "object", "embed", "base", "style", "math"):
             self.found.append(f"<{tag}>")
-        own = (given.get("src") or given.get("href") or "").startswith("/console/assets/")
+        address = given.get("src") or given.get("href") or ""
+        own = address.startswith("/console/assets/") or address == ICON
         if tag == "script" and not own:
             self.found.append("<script>")
         if tag == "link" and not own:
@@ -83,7 +53,7 @@ class Elements(HTMLParser):
         for name, value in attrs:
             if name.startswith("on") or name in ("style", "srcdoc", "autofocus"):
                 self.found.append(f"{tag}[{name}]")
-            if name in ("href", "src", "action", "formaction", "xlink:href"):
+            if name in ("href", "src", "action", "formaction", "xlink:href") and value != ICON:
                 self._check_address(tag, name, value or "")
             if name == "hx-get" and not (value or "").startswith(PARTS):
                 self.found.append(f"hx-get of {value}")

@@ -7,7 +7,6 @@ import json
 import re
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,15 +27,14 @@ from gateway.console.live.updates import LiveUpdates
 from gateway.errors import TooManyRequests
 from gateway.ids import id_before, new_request_id
 from gateway.requests.lookup import RequestFilter, RequestPage
-from gateway.settings import Settings
 from gateway.sql.database import Database
 from gateway.tables.users import sessions
 from gateway.tasks.submission import OpenRequest
 from tests.console.seeding import HOSTILE, Seeded, Seeder, seed
-from tests.console.serving import serving
+from tests.console.serving import served_settings, serving
 from tests.console.visiting import CALLERS, open_link
 from tests.databases import Databases
-from tests.stack import CATALOG, PEPPER, free_port
+from tests.stack import CATALOG
 
 INSTALLATION = ("now/UTC", "hour", "queue", "workers")
 PATIENCE_S = 20.0
@@ -118,20 +116,9 @@ def served(
     catalog.write_text(CATALOG.format(veo="0.40"))
     database = Database(url)
     seeded = seed(database, catalog, requests=20)
-    port = free_port()
-    settings = Settings.model_validate(
-        {
-            "home": directory / "home",
-            "catalog": catalog,
-            "database_url": url,
-            "redis_url": valkey,
-            "namespace": f"t{uuid.uuid4().hex[:8]}",
-            "pepper": PEPPER,
-            "port": port,
-        }
-    )
+    settings = served_settings(directory, url, valkey)
     with serving(settings) as gateway:
-        made = Served(f"http://127.0.0.1:{port}", database, seeded, gateway, catalog)
+        made = Served(f"http://127.0.0.1:{settings.port}", database, seeded, gateway, catalog)
         yield made
         for client in made.clients:
             client.close()

@@ -46,6 +46,20 @@ def test_address_that_fits_no_route_is_a_page(installation: Installation, path: 
     assert "<h1>This page does not exist</h1>" in answer.text
 
 
+@pytest.mark.parametrize("path", ["/console/leave", "/console/accounts/none"])
+def test_page_of_no_route_is_as_the_visitor_chose(installation: Installation, path: str) -> None:
+    browser = installation.visitor("operator")
+    chosen = {"theme": "dark", "zone": "Asia/Tokyo"}
+    assert browser.post("/console/preferences", chosen).status_code == 303
+
+    pages = [installation.browser().get(path).text, browser.get(path).text]
+
+    for page, is_known in zip(pages, (False, True), strict=True):
+        assert ('data-theme="dark"' in page) is is_known
+        assert ('data-zone="Asia/Tokyo"' in page) is is_known
+        assert ('href="/console/requests"' in page) is is_known
+
+
 def test_part_of_a_page_gets_the_failure_as_a_part(installation: Installation) -> None:
     browser: Browser = installation.visitor("operator")
 

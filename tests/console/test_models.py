@@ -6,19 +6,27 @@ import csv
 import io
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from fractions import Fraction
 from html import unescape
+from pathlib import Path
 
 import pytest
 
 from gateway.catalog.picking.typical import typical_nanos, typical_usage
 from gateway.catalog.schema import CatalogEntry
-from gateway.console.views.formats import DASH, usd
-from gateway.ledger.prices import price_periods_of, read_price, set_price
-from gateway.pricing import Component, Price, charge, format_usd, quote
+from gateway.checks.moments import read_moment
+from gateway.console.views.formats import DASH, GROUP_SPACE, usd
+from gateway.ledger.prices import price_periods_of, put_in_force, read_price, set_price
+from gateway.pricing import Component, Price, charge, discounted, format_usd, quote
+from tests.console.reading import number, rows_of
 from tests.console.seeding import seeded_database
 from tests.console.visiting import Browser, Installation, installed
 from tests.databases import Databases
+from tests.servers import queue_server
+from tests.stack import wait_for
 from workers.contract.jobs import Usage
 
 
@@ -99,6 +107,67 @@ def test_prices_are_for_the_order_that_is_chosen(own: Installation, owner: Brows
     assert owner.get("/console/models?images=many").status_code == 400
 
 
+def test_list_has_licences_and_prices_in_a_batch(own: Installation) -> None:
+    operator, catalog = own.visitor("operator"), own.settings.catalog
+    assert catalog is not None
+    before = catalog.read_text()
+    catalog.write_text(before.replace("batch: false", "batch: false\n    license: apache-2.0"))
+    assert operator.post("/console/catalog/reload").status_code == 303
+
+    file = operator.get("/console/models?as=csv&output_tokens=100&input_tokens=2000").text
+    page = text_of(operator.get("/console/models?output_tokens=100&input_tokens=2000").text)
+    catalog.write_text(before)
+    assert operator.post("/console/catalog/reload").status_code == 303
+
+    rows = {row["name"]: row for row in csv.DictReader(io.StringIO(file))}
+    half = quote(
+        discounted(entry_of(own, "echo").selling_price, Fraction(1, 2)),
+        Usage(requests=1, input_tokens=2000, output_tokens=100),
+    ).total_nanos
+    assert rows["echo"]["batch"] == format_usd(half)
+    assert (rows["brief"]["batch"], rows["brief"]["license"]) == ("", "apache-2.0")
+    assert f" 0.000048 2000 input tokens, 100 output tokens {format_usd(half)} " in page
+    assert " apache-2.0 " in page
+
+
+def test_availability_is_unknown_since_the_queue_server_was_last_read(
+    tmp_path: Path, postgres: str
+) -> None:
+    url = Databases("sqlite", tmp_path, postgres).make()
+    with ExitStack() as queue:
+        address = queue.enter_context(queue_server("valkey"))
+        with installed(tmp_path / "home", url, address) as made:
+            owner, health = made.visitor("owner"), made.client.app.state.services.requests.health
+            wait_for(lambda: health.healthy, "the queue server to be read")
+            assert "unknown" not in owner.get("/console/models").text
+            queue.close()
+            wait_for(lambda: not health.healthy, "the queue server to be missed")
+
+            page = owner.get("/console/models").text
+            filtered = text_of(owner.get("/console/models?available=yes").text)
+            file = owner.get("/console/models?available=yes&as=csv").text
+
+    rows = list(csv.DictReader(io.StringIO(file)))
+    assert [(row["available"], row["reason"]) for row in rows] == [("", "")] * 4
+    assert "4 models; which are available is unknown" in filtered
+    assert ", so the list has those that are not available, too." in filtered
+    assert "those that are not available" not in text_of(page)
+    known = re.search(r'availability unknown since <time datetime="([^"]+)"', page)
+    assert known
+    assert timedelta(0) < datetime.now(UTC) - read_moment(known[1]) < timedelta(minutes=1)
+    assert "4 models; which are available is unknown" in text_of(page)
+
+
+def test_availability_is_unknown_since_a_start_without_a_queue_server(
+    tmp_path: Path, postgres: str
+) -> None:
+    url = Databases("sqlite", tmp_path, postgres).make()
+    with installed(tmp_path / "home", url, "unix:///nonexistent") as made:
+        page = text_of(made.visitor("owner").get("/console/models").text)
+
+    assert "availability unknown since this gateway started" in page
+
+
 def test_models_are_filtered(owner: Browser) -> None:
     def found(query: str) -> list[str]:
         return sorted(models_of(owner.get(f"/console/models?{query}").text))
@@ -177,6 +246,20 @@ def test_history_has_the_price_of_a_usual_order_at_each_version(own: Installatio
     assert "theirs" not in seen
 
 
+def test_model_that_is_no_longer_sold_keeps_its_history(own: Installation, owner: Browser) -> None:
+    price = Price((Component("output_token", 80_000, per=1_000_000),))
+    with own.database.transaction() as connection:
+        put_in_force(connection, "bygone", price, datetime.now(UTC) - timedelta(days=9))
+
+    page = owner.get("/console/models/bygone")
+
+    assert page.status_code == 200
+    assert "No longer sold" in page.text
+    assert "$0.00008 / 1 000 000 output tokens" in page.text.replace(GROUP_SPACE, " ")
+    assert "Set a price" not in own.visitor("operator").get("/console/models/bygone").text
+    assert owner.get("/console/models/never").status_code == 404
+
+
 def test_use_of_a_model_is_that_of_the_account(owner: Browser) -> None:
     page = text_of(owner.get("/console/models/echo").text)
 
@@ -187,17 +270,13 @@ def test_use_of_a_model_is_that_of_the_account(owner: Browser) -> None:
 def test_picker_answers_what_quotes_say(own: Installation, owner: Browser) -> None:
     page = owner.get("/console/pick?task=text-generation&budget=0.05&results=250").text
 
-    rows = re.findall(
-        r'href="/console/models/(\w+)">\w+</a></td>.*?'
-        r'data-label="One result, \$">([\d.]+)</td>.*?data-label="[^"]+results, \$">([\d.]+)<',
-        page,
-    )
-    assert {name for name, _, _ in rows} == {"echo", "slow", "brief"}
-    for name, one, many in rows:
+    rows = {row.cells[0]: row.labelled for row in rows_of(page)}
+    assert rows.keys() == {"echo", "slow", "brief"}
+    for name, labelled in rows.items():
         entry = entry_of(own, name)
         bill = quote(entry.selling_price, typical_usage(entry, "text-generation"))
-        assert one == format_usd(bill.total_nanos)
-        assert many == format_usd(bill.total_nanos * 250)
+        for label, times in (("One result, $", 1), ("250 results, $", 250)):
+            assert number(labelled[label]) == Decimal(format_usd(bill.total_nanos * times))
     assert "250 of these" in page
     assert 'href="/console/playground?model=' in page
 
@@ -209,8 +288,11 @@ def test_picker_prices_results_of_another_size(own: Installation, owner: Browser
     for name in ("echo", "slow"):
         nanos = typical_nanos(entry_of(own, name), lambda _: None, None, sized)
         assert nanos is not None
-        assert f"<b>${format_usd(nanos)}</b>" in page or f">{format_usd(nanos)}</td>" in page
-        assert format_usd(nanos * 10) in page
+        prices = [row.labelled for row in rows_of(page) if row.cells[0] == name]
+        assert [number(each["One result, $"]) for each in prices] == [Decimal(format_usd(nanos))]
+        assert [number(each["10 results, $"]) for each in prices] == [
+            Decimal(format_usd(nanos * 10))
+        ]
     refused = owner.get("/console/pick?task=text-generation&output_tokens=none")
     assert refused.status_code == 400
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from sqlalchemy import select, update
@@ -43,7 +44,11 @@ def stripe() -> Iterator[FakeStripe]:
 
 @pytest.fixture(scope="module")
 def filled(
-    tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str, stripe: FakeStripe
+    tmp_path_factory: pytest.TempPathFactory,
+    postgres: str,
+    valkey: str,
+    mid_month: None,
+    stripe: FakeStripe,
 ) -> Iterator[tuple[Installation, Seeded]]:
     """An installation with a week of traffic, a provider of payments, and a month that ended."""
     directory = tmp_path_factory.mktemp("money")
@@ -169,6 +174,15 @@ def test_labels_look_closer_and_tags_filter(owner: Browser, finance: Browser) ->
     assert owner.get("/console/usage?by=account").status_code == 400
     empty = owner.get("/console/usage?from=2020-01-01&to=2020-01-02").text
     assert "The newest booking is of" in text_of(empty)
+
+
+def test_span_in_which_nothing_is_booked_for_certain_has_no_file(owner: Browser) -> None:
+    second = quote((datetime.now(UTC) - timedelta(seconds=1)).isoformat())
+    for path in ("/console/usage", "/console/usage/bookings"):
+        shown = owner.get(f"{path}?from={second}")
+        assert shown.status_code == 200
+        assert "/console/usage/charges" not in shown.text
+        assert "/console/usage/charges" in owner.get(path).text
 
 
 def test_every_charge_is_a_file_with_the_digest_that_the_page_has(owner: Browser) -> None:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html import unescape
+from urllib.parse import urlencode
 
 import pytest
+from sqlalchemy import update
 
 from gateway.accounts.accounts import Account, find_account
+from gateway.accounts.budgets import change_budget, create_budget
 from gateway.accounts.keys import create_key, find_key, key_by_id
 from gateway.accounts.roles import MEMBER_ROLES, ROLES
 from gateway.billing.proof import check_books
 from gateway.billing.reconciliation import last_reconciliation
+from gateway.console.pages import limits
 from gateway.ledger.refunds import refunds_of
 from gateway.pricing import format_usd
-from tests.console.seeding import HOSTILE, Seeded, seeded_database
+from gateway.tables.core import keys
+from tests.console.seeding import HOSTILE, Seeded, Seeder, seeded_database
 from tests.console.visiting import Browser, Installation, installed
-from tests.stack import PEPPER
+from tests.stack import PEPPER, wait_for
 from workers.contract.jobs import RequestId
 
 PAGES = (
@@ -224,8 +229,9 @@ def test_key_is_created_rotated_and_revoked(filled: tuple[Installation, Seeded])
 
     made = owner.post(
         "/console/keys/new",
-        {"name": "web 2", "inference": "yes", "read": "yes", "spend_limit": "2.50"},
-    )
+        {"name": "web 2", "inference": "yes", "read": "yes", "spend_limit": "2.50",
+         "requests_per_minute": "60"},
+    )  # fmt: skip
 
     assert made.status_code == 201
     assert made.headers["cache-control"] == "no-store"
@@ -236,6 +242,8 @@ def test_key_is_created_rotated_and_revoked(filled: tuple[Installation, Seeded])
     assert key.spend_limit_nanos == 2_500_000_000
     page = owner.get(f"/console/keys/{key.id}").text
     assert secret[1] not in page
+    assert "60 requests a minute" in page
+    assert "60 requests a minute" in owner.get("/console/keys").text
 
     form = owner.get("/console/keys/new").text
     once = re.search(r'name="once" value="(\w+)"', form)
@@ -316,6 +324,84 @@ def test_audit_log_shows_acts_with_what_they_changed(
     assert visitors["owner"].get("/console/audit").status_code == 200
     assert "vega" not in text_of(visitors["owner"].get("/console/audit").text)
     assert visitors["viewer"].get("/console/audit").status_code == 404
+
+
+def test_audit_log_is_filtered_by_each_of_its_fields(
+    filled: tuple[Installation, Seeded],
+) -> None:
+    installation, _ = filled
+    operator = installation.visitor("operator")
+    opened = operator.post("/console/accounts/new", {"name": "lyra"}).headers["location"]
+    operator.post(opened, {"credit_limit": "3", "reason": "a filter"})
+    event = installation.events(act="account.change")[0]
+    today, later = f"{event.at:%Y-%m-%d}", f"{event.at + timedelta(days=2):%Y-%m-%d}"
+
+    for name, fits, other in (
+        ("act", "account.change", "key.create"),
+        ("actor", event.actor, "somebody else"),
+        ("subject", event.subject, "account 999999"),
+        ("call", event.call_id, "call_other"),
+        ("account", "lyra", "zenith"),
+        ("from", today, later),
+        ("to", later, "2020-01-01"),
+    ):
+        assert "a filter" in operator.get(f"/console/audit?{urlencode({name: fits})}").text, name
+        found = operator.get(f"/console/audit?{urlencode({name: other})}").text
+        assert "a filter" not in found, name
+    # What one call did leads to all of it.
+    page = operator.get(f"/console/audit?subject={event.subject}").text
+    assert f'href="/console/audit?call={event.call_id}"' in page
+
+
+def test_rotated_keys_both_work_until_the_first_ends(filled: tuple[Installation, Seeded]) -> None:
+    installation, seeded = filled
+    owner = installation.visitor("owner", account="atlas")
+    with installation.database.transaction() as connection:
+        old, key = create_key(connection, seeded.accounts["atlas"].id, pepper=PEPPER.encode())
+
+    page = owner.post(f"/console/keys/{key.id}/rotate", {"overlap_s": "3600"}).text
+
+    found = re.search(r'<code id="secret">(tg_[^<]+)</code>', page)
+    assert found is not None
+
+    def works(secret: str) -> bool:
+        headers = {"Authorization": f"Bearer {secret}"}
+        return bool(installation.client.get("/v1/models", headers=headers).status_code == 200)
+
+    assert (works(old), works(found[1])) == (True, True)
+    assert "Replaced by" in text_of(owner.get(f"/console/keys/{key.id}").text)
+    ended = update(keys).where(keys.c.id == key.id).values(expires_at=datetime.now(UTC))
+    installation.execute(ended)
+    # A gateway knows a key for some seconds.
+    wait_for(lambda: not works(old), "the end of the old key")
+    assert works(found[1])
+    assert "expired" in owner.get(f"/console/keys/{key.id}").text
+
+
+def test_hard_budget_that_is_used_up_says_so_and_when_it_begins_again(
+    filled: tuple[Installation, Seeded],
+) -> None:
+    installation, seeded = filled
+    owner, atlas = installation.visitor("owner", account="atlas"), seeded.accounts["atlas"].id
+    with installation.database.transaction() as connection:
+        made = [
+            create_budget(
+                connection, atlas, 10**9, window="day", name=f"hard {hard}", hard=hard,
+                now=datetime.now(UTC) - timedelta(days=1),
+            )
+            for hard in (True, False)
+        ]  # fmt: skip
+        seeder = Seeder(connection, installation.settings.catalog, seed=3)
+        seeder.requests(seeded.accounts["atlas"], seeded.keys["web"], 5)
+        for each in made:
+            change_budget(connection, each.id, limit_nanos=1)
+
+    page = owner.get("/console/limits").text
+
+    rows = {row.partition(" <small>")[0]: row for row in page.split('<th scope="row">')}
+    assert '<span class="state bad"><i aria-hidden="true">✕</i>used up</span>' in rows["hard True"]
+    assert '<span class="state warn">' in rows["hard False"]
+    assert re.search(r'data-label="Resets">in [\w ]+<small>', rows["hard True"])
 
 
 def test_front_page_greets_browsers_and_clients(filled: tuple[Installation, Seeded]) -> None:
@@ -534,3 +620,17 @@ def test_failed_part_is_answered_with_a_part_and_not_with_a_page(
     assert "<html" not in part.text
     assert "Try again" in part.text
     assert followed.headers["HX-Reswap"] == "none"
+
+
+def test_unexpected_error_is_found_in_the_log_by_what_its_page_says(
+    installation: Installation, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    browser = installation.visitor("owner")
+    monkeypatch.setattr(limits, "limit_rows", None)
+
+    page = browser.get("/console/limits")
+
+    assert page.status_code == 500
+    found = re.search(r"<code>(call_\w+)</code> identifies this call", page.text)
+    assert found is not None
+    assert f"unexpected error at GET /console/limits ({found[1]})" in caplog.text

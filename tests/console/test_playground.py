@@ -14,13 +14,14 @@ import pytest
 
 from gateway.catalog.loader import load_catalog
 from gateway.catalog.schema import CatalogEntry
-from gateway.catalog.tasks import Task
 from gateway.console.playground.beginnings import named_values, shared_address
 from gateway.console.playground.chat import conversation
 from gateway.console.playground.code import code_of, code_of_input
-from gateway.console.playground.fields import fields_of, read_input
+from gateway.console.playground.fields import fields_of, forms_of, read_input
+from gateway.console.playground.orders import input_of
 from gateway.console.playground.pages import NAMES
-from gateway.console.views.outputs import vectors_text
+from gateway.console.playground.parts import FormName, task_of
+from gateway.console.views.outputs import scores_text, transcript_text, vectors_text
 from gateway.errors import InvalidRequest
 from gateway.files.kept_inputs import KeptInput
 from gateway.files.sources import SentSource
@@ -43,14 +44,15 @@ async def _nothing() -> Any:
     yield b""
 
 
-def filled(entry: CatalogEntry, task: Task) -> dict[str, Any]:
+def filled(entry: CatalogEntry, form: FormName) -> dict[str, Any]:
     """Fill every field of a form as a person could."""
     values: dict[str, Any] = {}
-    for field in fields_of(entry, task):
+    for field in fields_of(entry, form):
         if field.kind == "file":
             values[field.name] = [SentSource(_nothing)]
-        elif field.options:
-            values[field.name] = field.options[0]
+        elif field.kind == "choice":
+            if field.options:
+                values[field.name] = field.options[0]
         elif field.kind == "number":
             values[field.name] = field.default or f"{field.least or 1:g}"
         else:
@@ -62,39 +64,42 @@ def test_form_of_every_model_makes_an_input_that_its_task_reads(
     entries: Mapping[str, CatalogEntry],
 ) -> None:
     for entry in entries.values():
-        for task in (entry.task, *entry.also):
-            made = read_input(fields_of(entry, task), task, filled(entry, task))
+        for form in forms_of(entry):
+            made = read_input(fields_of(entry, form), filled(entry, form))
             if entry.workflow is not None:
                 assert set(made) == set(entry.workflow.inputs)
-            elif task != "text-generation":
-                parse(task, made)
+            elif form != "text-generation":
+                parse(task_of(form), made)
 
 
-def test_every_task_has_a_tab(entries: Mapping[str, CatalogEntry]) -> None:
-    assert {task for entry in entries.values() for task in (entry.task, *entry.also)} <= set(NAMES)
+def test_every_form_has_a_tab(entries: Mapping[str, CatalogEntry]) -> None:
+    assert {form for entry in entries.values() for form in forms_of(entry)} <= set(NAMES)
 
 
 def test_field_that_is_no_number_is_named(entries: Mapping[str, CatalogEntry]) -> None:
     fields = fields_of(entries["pocket-image"], "text-to-image")
 
     with pytest.raises(InvalidRequest) as refused:
-        read_input(fields, "text-to-image", {"prompt": "a circle", "n": "two"})
+        read_input(fields, {"prompt": "a circle", "n": "two"})
 
     assert refused.value.param == "n"
     assert "'two' is not a whole number" in refused.value.message
 
 
-def test_conversation_has_tools_a_schema_and_earlier_messages() -> None:
+def test_conversation_has_tools_a_schema_and_earlier_messages(
+    entries: Mapping[str, CatalogEntry],
+) -> None:
     earlier = json.dumps([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
     entered = {
         "message": "c",
         "system": "Be brief.",
-        "stop": "END\n\nSTOP",
+        "stop": "END\r\n\r\nSTOP",
+        "messages": earlier,
         "tools": '[{"name": "weather"}]',
         "schema": '{"type": "object"}',
     }
 
-    made = conversation(entered, earlier)
+    made = input_of(entries["pocket-chat"], "text-generation", entered)
 
     assert [each["content"] for each in made["messages"]] == ["Be brief.", "a", "b", "c"]
     assert made["stop"] == ["END", "STOP"]
@@ -104,6 +109,14 @@ def test_conversation_has_tools_a_schema_and_earlier_messages() -> None:
         "schema": {"type": "object"},
     }
     parse("text-generation", made)
+
+
+def test_texts_are_sent_as_they_were_written(entries: Mapping[str, CatalogEntry]) -> None:
+    entered = {"prompt": " A hold\r\nis ", "stop": "\r\n ;\r\n\r\n", "max_tokens": " 3 "}
+
+    made = input_of(entries["pocket-chat"], "text-completion", entered)
+
+    assert made == {"prompt": " A hold\nis ", "stop": [" ;"], "max_tokens": 3}
 
 
 def test_last_message_is_answered_again_without_a_new_one() -> None:
@@ -163,7 +176,7 @@ def test_code_of_an_earlier_request_names_its_files() -> None:
 
     code = code_of_input("http://127.0.0.1:8000", kept)
 
-    assert "$(base64 -w0 < sent.png)" in code["curl"]
+    assert "$(base64 -w0 < sent-0.png)" in code["curl"]
     assert '"prompt": "a"' in code["curl"]
     ast.parse(code["Python"])
 
@@ -305,3 +318,16 @@ def test_embeddings_are_shown_by_their_first_numbers_and_cosines() -> None:
         "     2   0.3536   1.0000",
     ]
     assert vectors_text([]) == ""
+
+
+def test_scores_and_transcripts_are_shown_as_lines() -> None:
+    segment = {"start_ms": 400, "end_ms": 1920, "text": " Good day.", "tokens": [1, 2]}
+    word = {"start_ms": 400, "end_ms": 900, "text": " Good"}
+    transcript = {"duration_ms": 2000, "language": "english", "segments": [segment]}
+
+    assert scores_text([0.25, 0.5]) == "0.5000  document 2\n0.2500  document 1\n"
+    assert transcript_text({**transcript, "words": [word]}).splitlines() == [
+        "2 s, english",
+        "   0.40 to 1.92  Good day.",
+        "   0.40 to 0.90  Good",
+    ]

@@ -144,7 +144,13 @@ def test_price_begins_later_and_old_requests_keep_theirs(
     page = text_of(finance.get("/console/prices/slow").text)
     assert "begins later" in page
     assert "a new contract" in page
-    assert re.search(r"in [0-4] min", text_of(finance.get("/console/prices").text))
+    # Each process reads new prices once a second.
+    wait_for(
+        lambda: (
+            re.search(r"in [0-4] min", text_of(finance.get("/console/prices").text)) is not None
+        ),
+        "the start of the price",
+    )
     assert timeless(text_of(finance.get(receipt).text)) == timeless(before)
     (event,) = installation.events(act="price.set")
     assert event.after is not None

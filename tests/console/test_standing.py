@@ -10,7 +10,10 @@ import pytest
 from sqlalchemy import func, select, update
 
 from gateway.accounts import accounts as accounts_module
+from gateway.audit_log import Author, record
 from gateway.billing.usage.traffic import first_output_p95
+from gateway.catalog.problems import CatalogProblem
+from gateway.catalog.reloads import note_refusal
 from gateway.console.views.money import ALL_RULES, RULES, SumRow
 from gateway.console.views.overview import changes_of
 from gateway.tables.core import accounts, periods, receipts
@@ -22,7 +25,7 @@ FIGURE = re.compile(r"<div><dt>([^<]*)</dt><dd>(.*?)</dd></div>", re.S)
 
 @pytest.fixture(scope="module")
 def filled(
-    tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str
+    tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str, mid_month: None
 ) -> Iterator[tuple[Installation, Seeded]]:
     directory = tmp_path_factory.mktemp("standing")
     url, seeded = seeded_database(directory, postgres)
@@ -42,8 +45,11 @@ def test_overview_has_what_operators_act_on(filled: tuple[Installation, Seeded])
     installation.execute(update(periods).values(state="open"))
     operator = installation.visitor("operator")
 
-    found = figures(operator.get("/console").text)
+    page = operator.get("/console").text
+    found = figures(page)
 
+    curves = re.findall(r'data-points="(\w+)"', page)
+    assert curves == ["accepted_curve", "failed_curve", "charged_curve", "first_curve"]
     assert found["Months to close"].startswith("0 ")
     assert month not in found["Months to close"]
     assert found["Webhooks failing"].startswith("0 ")
@@ -56,6 +62,24 @@ def test_overview_has_what_operators_act_on(filled: tuple[Installation, Seeded])
         known = [timings["first_token_us"] for timings in times if "first_token_us" in timings]
     assert p95 in known
     assert nothing is None
+
+
+def test_overview_tells_the_last_load_of_the_catalog(filled: tuple[Installation, Seeded]) -> None:
+    installation, _ = filled
+    operator = installation.visitor("operator")
+    problems = [CatalogProblem("catalog.yaml", 3, 5, "models[0].price", "is missing")]
+    ann = Author("ann", "cli")
+
+    with installation.database.transaction() as connection:
+        note_refusal(connection, ann, problems)
+    refused = figures(operator.get("/console").text)["Catalog"]
+    assert "refused" in refused
+    assert "by ann: 1 problem; the one before is in force" in refused
+
+    with installation.database.transaction() as connection:
+        changed = {"changed": ["echo"], "models": 4}
+        record(connection, ann, "catalog.load", "catalog", after=changed)
+    assert "loaded by ann, 1 price changed" in figures(operator.get("/console").text)["Catalog"]
 
 
 def test_rules_are_those_that_are_proved(filled: tuple[Installation, Seeded]) -> None:

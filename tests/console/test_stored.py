@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from html import unescape
 
 import pytest
+from sqlalchemy import update
 
 from gateway.ledger.transfers import add_credit
 from gateway.pricing import format_usd, parse_usd
+from gateway.tables.batches import batches
 from tests.artist import wav
+from tests.console.test_money import text_of
 from tests.console.visiting import FORM, ORIGIN, Browser, Installation
 from tests.stack import wait_for
 
@@ -120,6 +123,15 @@ def test_batch_is_quoted_run_and_cancelled(
     assert "batch cancelled" in ended
     errors = re.findall(r'href="(/console/files/[^"]+/content)" download>download', ended)
     assert owner.get(errors[0]).text.count('"code":"batch_cancelled"') == 3
+    ran = {"completed": 2, "failed": 1, "cost_nanos": 1_234, "output_tokens": 7}
+    installation.execute(update(batches).where(batches.c.id == batch_id).values(ran))
+    view = http.get(f"/v1/batches/{batch_id}", headers=api).json()
+    counts = view["request_counts"]
+    shown = " ".join(text_of(owner.get(path).text).split())
+    for name, number in (("Succeeded", counts["completed"]), ("Failed", counts["failed"])):
+        assert f"{name} {number} " in shown
+    assert view["usage"]["cost"] == pytest.approx(1.234e-6)
+    assert "Cost $0.000001234 " in shown
     assert owner.post(f"{path}/cancel").status_code in (303, 409)
     assert owner.post(f"/console/files/{file_id}/delete").status_code == 303
     assert owner.get(f"/console/files/{file_id}/content").status_code == 404

@@ -300,6 +300,6 @@ async def test_worker_is_notified_of_cancellations_and_new_mailboxes(
     for act in (queue.cancel("j1"), queue.set_reply("j1", "box")):
         received.clear()
         await act
-        await asyncio.wait_for(received.wait(), 2)
+        await asyncio.wait_for(received.wait(), 30)
     task.cancel()
     await asyncio.wait([task])

@@ -67,10 +67,9 @@ def test_commands_run(sandbox: Sandbox) -> None:
             sandbox.run(["bash"], PRELUDE + "\n".join(found) + "\n", name(page))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("receipts", "holds"), [(500, 50), pytest.param(20000, 2000, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("receipts", "holds"), [(500, 50), (20000, 2000)])
 def test_benchmark_of_the_page_runs(receipts: int, holds: int, postgres: str) -> None:
     sizes = {"BENCH_OLD": str(receipts), "BENCH_HOLDS": str(holds), "BENCH_POSTGRES": postgres}
     done = subprocess.run(

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Final
 
+import httpx
 import pytest
 
 from benchmarks.counts import Counts, count, tracing_environment
@@ -20,7 +21,7 @@ BOUNDS: Final = {
     # machine has shown up to seven more.
     "functions of the gateway": 256,
     "functions of the agent": 52,
-    "functions of the engine": 50,
+    "functions of the engine": 52,
     "SQL statements": 20,
     "commits": 2,
     "commands to the queue server": 7,
@@ -58,7 +59,15 @@ def counts(tmp_path_factory: pytest.TempPathFactory, postgres: str) -> Iterator[
                 stack.processes["worker"].pid: "agent",
                 stack.engine_pid(): "engine",
             }
-            yield count(ask, processes=processes, queue_url=queue_url, folder=directory)
+            for is_last in (False, False, True):
+                try:
+                    found = count(ask, processes=processes, queue_url=queue_url, folder=directory)
+                    break
+                except httpx.HTTPStatusError:
+                    # Tracing slows processes so much that a busy machine can refuse a chat.
+                    if is_last:
+                        raise
+            yield found
 
 
 def test_chat_costs_no_more_than_its_bounds(counts: Counts) -> None:

@@ -11,7 +11,6 @@ import pytest
 import sqlalchemy as sa
 from alembic import command, op
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from sqlalchemy.exc import DBAPIError
@@ -24,7 +23,9 @@ from gateway.sql.database import Database, UtcDateTime, migrate, open_engine, sc
 from gateway.sql.partitions import is_described
 from gateway.tables.core import SYSTEM_ACCOUNTS, accounts, lots, metadata, price_periods
 from gateway.tables.settlement_time import month_bounds
+from gateway.tables.users import sessions
 from gateway.tables.webhooks import webhook_deliveries
+from tests.databases import file_of_version, migration_config
 from tests.ledger.books import done, open_books
 
 
@@ -56,13 +57,8 @@ def test_the_accounts_of_the_system_are_there(database: Database) -> None:
 
 
 def test_migration_keeps_bookings_and_turns_the_balance_into_a_lot(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'old.db'}"
-    config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    url = file_of_version(tmp_path / "old.db", "0001")
     engine = open_engine(url)
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
     with engine.begin() as connection:
         for statement in (
             "INSERT INTO accounts (id, name, kind, posted_nanos, held_nanos, created_at) "
@@ -117,6 +113,7 @@ WAYS_BACK: Final = (
     "*_month_bounds",
     "*_price_changes",
     "*_list_indexes",
+    "*_columns",
 )
 """Migrations that can be undone, besides 0019, which ``tests/sql/test_partitions.py`` undoes."""
 
@@ -198,10 +195,8 @@ def test_open_webhook_deliveries_of_an_earlier_version_stay_due(database_url: st
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '0006'"))
 
     # Later migrations are already applied, because the schema was the current one.
-    config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
     with database.transaction() as connection:
-        config.attributes["connection"] = connection
+        config = migration_config(connection)
         command.upgrade(config, "0007")
         command.stamp(config, "head")
 
@@ -211,4 +206,26 @@ def test_open_webhook_deliveries_of_an_earlier_version_stay_due(database_url: st
     assert found["due_at"] == found["queued_at"] == kept["due_at"]
     assert found["outcome"] is None
     assert found["ended_at"] is None
+    database.dispose()
+
+
+def test_columns_that_an_earlier_version_hid_stay_hidden(tmp_path: Path) -> None:
+    url = file_of_version(tmp_path / "old.db", "0046")
+    engine = open_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO users (id, name, created_at) VALUES (1, 'ann', 0)")
+        for id, hidden in enumerate(("task,tags", "held,made", "")):
+            connection.exec_driver_sql(
+                "INSERT INTO sessions (id, token_hash, user_id, method, csrf, created_at, seen_at, "
+                "proved_at, ends_at, network, agent, hidden) "
+                f"VALUES ({id + 1}, x'0{id}', 1, 'link', x'00', 0, 0, 0, 0, '', '', '{hidden}')"
+            )
+    engine.dispose()
+
+    migrate(url)
+
+    database = Database(url)
+    with database.transaction() as connection:
+        kept = connection.scalars(sa.select(sessions.c.columns).order_by(sessions.c.id)).all()
+    assert kept == [None, {"requests": ["held", "made"]}, {"requests": []}]
     database.dispose()

@@ -205,7 +205,7 @@ def test_race_is_lost_if_the_hold_is_read_before_it_is_deleted(database: Databas
     def take(connection: Connection, end: Settlement) -> bool:
         mine = holds.c.request_id == end.request_id
         there = connection.execute(select(holds.c.request_id).where(mine)).first()
-        connection.execute(text("SELECT pg_sleep(0.02)"))
+        connection.execute(text("SELECT pg_sleep(0.2)"))
         connection.execute(delete(holds).where(mine))
         return there is not None
 

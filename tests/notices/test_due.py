@@ -34,8 +34,9 @@ from gateway.notices.subscriptions import subscribe, unsubscribe
 from gateway.pricing import Component, Price
 from gateway.scheduled import notice_tasks
 from gateway.sql.database import Database
-from gateway.tables.core import budget_windows, budgets, keys, usage_hourly
+from gateway.tables.core import budget_windows, budgets, keys
 from gateway.tables.notices import notice_deliveries, notices
+from gateway.tables.usage import usage_hourly
 from gateway.webhooks.lanes import Lanes
 from tests.ledger.books import PEPPER, Books, done, open_books
 

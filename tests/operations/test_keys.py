@@ -21,7 +21,7 @@ from gateway.ledger.holds import hold
 from gateway.operations import accounts, budgets, keys
 from gateway.operations.keys import KeyBody, KeyChange, RotationBody
 from gateway.sql.database import Database
-from gateway.tables.key_uses import key_uses
+from gateway.tables.usage import key_uses
 from tests.ledger.books import PEPPER, Books, open_books
 
 OPERATOR = Author("ann", "cli")

@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from alembic import command
-from alembic.config import Config
 from sqlalchemy.exc import DBAPIError
 
-import migrations
 from gateway.accounts.accounts import create_account
 from gateway.accounts.keys import create_key
 from gateway.accounts.roles import ACT_AREAS, AREAS, ROLES, Area, check_role, may
@@ -22,6 +19,7 @@ from gateway.operations.keys import KeyBody, RotationBody
 from gateway.operations.users import MemberBody, UserBody, UserChange
 from gateway.sql.database import Database, migrate, open_engine
 from gateway.tables.core import keys as keys_table
+from tests.databases import file_of_version
 from tests.ledger.books import PEPPER
 
 OPERATOR = Author("ann", "cli")
@@ -152,13 +150,8 @@ def test_administrators_key_has_a_role_and_rotation_keeps_it(database: Database)
 
 
 def test_keys_of_administrators_before_roles_are_operators(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'old.db'}"
-    config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    url = file_of_version(tmp_path / "old.db", "0017")
     engine = open_engine(url)
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0017")
     with engine.begin() as connection:
         connection.exec_driver_sql(
             "INSERT INTO accounts (id, name, kind, created_at) VALUES (4, 'old', 'customer', 0)"

@@ -24,8 +24,8 @@ from gateway.billing.exports.archived import ArchivedReceipts
 from gateway.billing.exports.native import CSV_SCHEMA, native_tables
 from gateway.billing.exports.pages import connection_reader
 from gateway.billing.statements.statement import statement
+from gateway.billing.usage.minutes import HOUR, booked_within, floor_hour
 from gateway.billing.usage.report import Filters, Span, usage
-from gateway.billing.usage.rollups import _booked_in, floor_hour
 from gateway.ids import first_request_id, new_request_id
 from gateway.ledger.balances import _LOCK
 from gateway.ledger.holds import hold
@@ -332,7 +332,7 @@ def test_refunds_and_entries_read_the_receipts_of_their_months(books: Books) -> 
     account, month = books.account.id, now.strftime("%Y-%m")
     questions: dict[str, Callable[[Connection], Any]] = {
         "usage": lambda c: usage(c, span, ("model",), own, rolled=False)[0].refund_nanos,
-        "rollup": lambda c: c.execute(_booked_in(c, floor_hour(now))).all(),
+        "rollup": lambda c: c.execute(booked_within(c, floor_hour(now), now + HOUR)).all(),
         "export": lambda c: list(
             native_tables(
                 connection_reader(c), span, own, CSV_SCHEMA,
@@ -468,6 +468,13 @@ def test_queries_are_not_compiled(books: Books) -> None:
     for lane in books.database._lanes.values():
         with lane.engine.begin() as connection:
             assert connection.exec_driver_sql("SHOW jit").scalar() == "off"
+
+
+def test_pages_start_no_parallel_workers(books: Books) -> None:
+    # The sums of a page's accounts would be planned with two, whose start takes longer.
+    with books.database._lanes["page"].engine.begin() as connection:
+        setting = connection.exec_driver_sql("SHOW max_parallel_workers_per_gather").scalar()
+        assert setting == "0"
 
 
 def test_reports_find_receipts_of_any_id(books: Books) -> None:

@@ -9,12 +9,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from alembic import command as alembic
-from alembic.config import Config
 from sqlalchemy import Connection, insert, text
 from sqlalchemy.exc import DBAPIError
 
-import migrations
 from gateway.__main__ import main
 from gateway.accounts.accounts import (
     AmbiguousAccount,
@@ -41,7 +38,7 @@ from gateway.pricing import NANOS_PER_USD, Component, Price, format_usd
 from gateway.scheduled import close_tasks
 from gateway.sql.database import Database, migrate, open_engine
 from gateway.tables.core import accounts, periods, price_periods, prices, transfers
-from tests.databases import migrated_file
+from tests.databases import file_of_version, migrated_file
 from tests.ledger.books import PEPPER, Books, done, open_books
 
 TESTER = Author("test", "system")
@@ -116,13 +113,9 @@ def test_sql_refuses_a_period_that_is_not_a_month(database: Database) -> None:
 
 
 def test_migration_deletes_periods_that_are_not_months(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'old.db'}"
-    config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    url = file_of_version(tmp_path / "old.db", "0006")
     engine = open_engine(url)
     with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        alembic.upgrade(config, "0006")
         for month, state in (("2026-00", "closing"), ("2026-1", "closed"), ("2026-02", "closed")):
             connection.execute(
                 text("INSERT INTO periods (month, state) VALUES (:month, :state)"),

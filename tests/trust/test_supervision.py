@@ -35,13 +35,13 @@ def make(ended: list[float], *, silence_max_s: float = 60, failures_max: int = 3
 
 
 async def wait_until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110  # what a thread changes too
             await asyncio.sleep(0.01)
 
 
 async def until(condition: asyncio.Event) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await condition.wait()
 
 
@@ -80,7 +80,7 @@ async def test_a_loop_that_fails_while_it_is_stopped_does_not_run_again(ended: l
             raise TimeoutError
 
     supervisor = make(ended)
-    async with asyncio.timeout(10), supervisor.running():
+    async with asyncio.timeout(30), supervisor.running():
         supervisor.start("sweeper", work)
         await started.wait()
 

@@ -46,3 +46,15 @@ async def listening(url: str, namespace: str, home: Path) -> AsyncIterator[Gatew
         with contextlib.suppress(asyncio.CancelledError):
             await task
         await redis.aclose()
+
+
+@pytest.fixture
+def whole_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let calls of embedding, reranking and upscaling end in the step in which they begin."""
+    monkeypatch.setattr("workers.engines.interrupting.SLICE_S", 60.0)
+
+
+@pytest.fixture
+def single_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupt such calls before each layer."""
+    monkeypatch.setattr("workers.engines.interrupting.SLICE_S", 0.0)

@@ -17,8 +17,18 @@ def made_of(reported: Any) -> Any:
     return reported.make() if isinstance(reported, Deferred) else reported
 
 
+def events_of(reported: Any) -> list[Event]:
+    """Return the events that were reported, made if they were deferred."""
+    made = made_of(reported)
+    if isinstance(made, list):
+        return made
+    return [] if made is None else [made]
+
+
 class PhaseNames:
     """A clock that only records the phases."""
+
+    alone = True
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -56,8 +66,7 @@ class EngineDriver(Generic[Driven]):
         for name, share in report.weights.items():
             self.shares[name] = self.shares.get(name, 0) + share
         for name, event in report.events:
-            if (made := made_of(event)) is not None:
-                self.events[name].append(made)
+            self.events[name] += events_of(event)
         for name, outcome in report.outcomes:
             self.open.discard(name)
             self.engine.release(name)
@@ -90,7 +99,7 @@ class Run(Generic[Driven]):
     def step(self) -> None:
         report = self.engine.step(PhaseNames())
         self.shared += len(report.weights) > 1
-        self.events.extend((id, made_of(event)) for id, event in report.events)
+        self.events += [(id, made) for id, event in report.events for made in events_of(event)]
         for id, outcome in report.outcomes:
             assert id not in self.outcomes
             self.engine.release(id)

@@ -167,6 +167,18 @@ async def test_a_killed_process_is_reported_once_and_replaced() -> None:
     assert isinstance(outcome, Completed)
 
 
+async def test_job_submitted_while_the_process_ends_is_unharmed() -> None:
+    async with hosted(echo()) as owner:
+        assert owner.host._transport is not None
+        owner.host._transport.close()
+        job = handoff(1, "hello")
+
+        owner.host.submit([job])
+        await owner.until(lambda: owner.crashes)
+
+    assert owner.crashes == [(job.job.request_id,)]
+
+
 async def test_busy_time_of_a_model_counts_on_after_a_crash() -> None:
     async with hosted(echo(step_us=10_000)) as owner:
         job = handoff(1, "a few words to repeat")

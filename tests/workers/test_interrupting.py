@@ -233,6 +233,20 @@ def test_only_layers_with_parts_are_interrupted() -> None:
     assert hooked == list(network.layers)
 
 
+def test_convolutions_are_interrupted_wherever_they_are() -> None:
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 1, 1),
+        torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Conv3d(1, 1, 1), torch.nn.ReLU())]),
+        torch.nn.Linear(1, 1),
+    )
+
+    interrupting.add_hooks(network)
+
+    hooked = [type(part).__name__ for part in network.modules() if part._forward_pre_hooks]
+    assert hooked == ["Conv2d", "Sequential", "Conv3d"]
+    assert all(len(part._forward_pre_hooks) <= 1 for part in network.modules())
+
+
 class Event:
     """Stands in for a CUDA event: completed when the device has reached it."""
 

@@ -37,13 +37,17 @@ class SizedEngine(FakeEngine):
     in_memory: bool = False
     short_of_memory: int = 0
     """Number of loads that run out of memory."""
+    device: str = "cpu"
+    host_size: int = 0
+    """Memory of the host that it takes while it is on another device."""
 
     def demand(self) -> Demand:
-        return Demand("cpu", self.size if self.estimate is None else self.estimate, BUDGET)
+        size = self.size if self.estimate is None else self.estimate
+        return Demand(self.device, size, BUDGET, host_budget_bytes=BUDGET)
 
     @property
     def memory(self) -> Memory:
-        return Memory(self.size)
+        return Memory(self.size, host_bytes=self.host_size)
 
     def load(self) -> None:
         if self.short_of_memory:
@@ -324,6 +328,34 @@ def test_memory_that_was_measured_replaces_the_estimate() -> None:
 
     assert device.resident == {"a", "b"}
     assert device.loop.lanes["a"].demand.bytes == 6
+
+
+def test_parts_that_wait_in_host_memory_count_beside_the_models_there() -> None:
+    device = Device({"a": 6, "large": 5, "b": 4})
+    device.engines["large"].device = "cuda:0"
+    device.engines["large"].host_size = 6
+    device.run("a")
+    device.pass_time()
+
+    device.run("large")  # which measures what it has on the host
+    device.run("b")
+    assert device.unloaded == ["a"]
+    device.pass_time()
+    device.run("a")
+    assert device.unloaded == ["a", "large"]
+    device.pass_time()
+    device.run("large")  # which is known now, so room is made before it is loaded
+
+    assert device.unloaded == ["a", "large", "b", "a"]
+    assert device.resident == {"large"}
+
+
+def test_model_whose_host_memory_never_fits_is_a_problem() -> None:
+    device = Device({"large": 5})
+    lane = device.loop.lanes["large"]
+    lane.demand = Demand("cuda:0", 5, BUDGET, host_bytes=11, host_budget_bytes=BUDGET)
+
+    assert "the models on cpu can have" in (device.loop.residency.problem(lane) or "")
 
 
 def test_model_that_is_alone_takes_all_that_it_wants_of_its_device() -> None:

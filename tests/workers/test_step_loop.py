@@ -18,6 +18,7 @@ from workers.contract.jobs import (
     Tokens,
 )
 from workers.failures import DeviceLostError
+from workers.protocol.engine import PhaseClock, StepReport
 from workers.runtime.step_loop import StepLoop
 
 MODELS = ("small", "large")
@@ -211,6 +212,26 @@ def test_engines_share_the_device_by_weight(
     large_us = large.steps_done * large.whole_step_us / weight
     slack_us = 1_000 + max(small.whole_step_us, large.whole_step_us) + small.admit_us
     assert abs(small_us - large_us) <= 2 * slack_us
+
+
+def test_engine_is_told_whether_others_have_running_requests() -> None:
+    bench = Bench().load()
+    told: dict[str, list[bool]] = {model: [] for model in MODELS}
+    for model, engine in bench.engines.items():
+
+        def step(clock: PhaseClock, model: str = model, engine: FakeEngine = engine) -> StepReport:
+            told[model].append(clock.alone)
+            return FakeEngine.step(engine, clock)
+
+        engine.step = step  # type: ignore[method-assign]
+
+    bench.submit("small", steps=2)
+    bench.turn()
+    bench.submit("large", steps=1)
+    bench.finish()
+
+    # The small one has used its turn, so the large one steps beside it, and ends.
+    assert told == {"small": [True, True], "large": [False]}
 
 
 def test_waiting_request_is_admitted_when_another_has_ended() -> None:

@@ -51,6 +51,8 @@ def ask(engine: LlmEngine, questions: Sequence[Question]) -> list[Choice]:
     """Answer all questions with a loaded engine, greedily."""
 
     class Clock:
+        alone = True
+
         @contextlib.contextmanager
         def phase(self, _: Phase) -> Iterator[None]:
             yield

@@ -194,13 +194,19 @@ def main() -> None:
     parser.add_argument(
         "--resume", type=Path, help="directory to continue from, with a decaying rate"
     )
+    parser.add_argument(
+        "--tokenizer", type=Path, help="directory whose tokenizer new weights are trained for"
+    )
     parser.add_argument("--rate", type=float, default=RATE, help="highest learning rate")
     parser.add_argument("--out", type=Path, default=Path("workers/pocket/chat"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     if options.resume is None:
-        tokenizer = train_tokenizer(options.seed)
+        if options.tokenizer is None:
+            tokenizer = train_tokenizer(options.seed)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
         model = make_model(tokenizer)
     else:
         tokenizer = AutoTokenizer.from_pretrained(options.resume)

@@ -75,6 +75,8 @@ STAYS: Final = 0.15
 
 
 class _Clock:
+    alone = True
+
     @contextlib.contextmanager
     def phase(self, _: Phase) -> Iterator[None]:
         yield

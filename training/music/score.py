@@ -47,7 +47,7 @@ from workers.engines.music.engine import TASK, MusicEngine
 from workers.engines.music.midi import read_midi
 from workers.engines.music.notes import MOODS, Piece
 from workers.engines.music.prompt import parse_prompt
-from workers.protocol.engine import Admitted, Phase
+from workers.protocol.engine import Admitted, Deferred, Phase
 
 HELD_OUT: Final = 1_000_003
 _TUNES: Final = 40
@@ -55,6 +55,8 @@ _TUNES: Final = 40
 
 
 class _Clock:
+    alone = True
+
     @contextlib.contextmanager
     def phase(self, _: Phase) -> Iterator[None]:
         yield
@@ -100,7 +102,12 @@ def run(engine: MusicEngine, orders: Sequence[dict[str, Any]]) -> list[Made]:
                 assert not hasattr(admission, "code"), admission
                 break
             waiting.pop(0)
-        for name, outcome in engine.step(clock).outcomes:
+        report = engine.step(clock)
+        for _, event in report.events:
+            if isinstance(event, Deferred):
+                event.make()  # renders a bar
+        for name, reported in report.outcomes:
+            outcome = reported.make() if isinstance(reported, Deferred) else reported
             assert isinstance(outcome, Completed), outcome
             found[name] = Made(outcome.files[0].data, outcome.files[1].data)
             engine.release(name)

@@ -212,7 +212,7 @@ class EngineSupervisor:
             request_id = handoff.job.request_id
             suspect = handoff.attempt >= CRASHES_MAX
             waits = suspect and self._suspect is not None
-            if self._transport is None or request_id in self._submitted or waits:
+            if not self._is_connected or request_id in self._submitted or waits:
                 self._waiting[request_id] = handoff
                 continue
             if suspect:
@@ -241,8 +241,13 @@ class EngineSupervisor:
             self._withdrawn(tuple(waiting))
         self._send(Withdraw())
 
+    @property
+    def _is_connected(self) -> bool:
+        """Whether the process can be reached. One that was killed is noticed here first."""
+        return self._transport is not None and not self._transport.is_closing()
+
     def _send(self, command: Command) -> None:
-        if self._transport is not None:
+        if self._transport is not None and self._is_connected:
             self._transport.write(pack(command))
 
     # --- Life cycle of the process ----------------------------------------------------------------

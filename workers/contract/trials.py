@@ -33,6 +33,8 @@ class TrialOrder(msgspec.Struct, frozen=True):
     """Maximum tokens of an answer that is compared."""
     reference: tuple[ReferenceAnswer, ...] | None = None
     """Answers to compare with, one for each input; None if this precision is the reference."""
+    files: tuple[bytes, ...] = ()
+    """Attachments of each input."""
 
 
 class TrialRun(msgspec.Struct, frozen=True, tag="run"):

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from workers import devices
@@ -30,7 +31,9 @@ def select(option: Any) -> None:
 
 
 def stage(
-    values: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None
+    values: Sequence[Any] | np.ndarray[Any, Any],
+    device: torch.device,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Copy numbers to a device.
 
@@ -39,6 +42,29 @@ def stage(
     """
     pinned = device.type == "cuda"
     return torch.tensor(values, dtype=dtype, pin_memory=pinned).to(device, non_blocking=pinned)
+
+
+class Fetch:
+    """A copy of a tensor on the host, which is enqueued now and read later.
+
+    From CUDA it goes to pinned memory. ``read`` waits for what was enqueued before the copy, and
+    for nothing that has been enqueued since.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._host = tensor
+        self._copied: Any = None
+        if tensor.device.type == "cuda":
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._host.copy_(tensor, non_blocking=True)
+            make_event: Any = torch.cuda.Event
+            self._copied = make_event()
+            self._copied.record()
+
+    def read(self) -> torch.Tensor:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._host
 
 
 STAGES_AHEAD: Final = 2

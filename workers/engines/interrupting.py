@@ -12,8 +12,9 @@ autocast or inference mode.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import torch
 from greenlet import getcurrent, greenlet
@@ -24,6 +25,11 @@ from workers.pulse import PULSE
 SLICE_S: Final = 0.02
 """Time after which a computation is interrupted. With the layer that is running then, a decode step
 of a stream waits less than 50 ms."""
+
+
+RowsT = TypeVar("RowsT")
+ResultT = TypeVar("ResultT")
+_CONVOLUTIONS: Final = (torch.nn.Conv2d, torch.nn.Conv3d)
 
 
 class Interruptible(greenlet):
@@ -44,10 +50,10 @@ class Interruptible(greenlet):
         self._now_s = now_s
         self._ends_s = 0.0
 
-    def run_slice(self) -> bool:
+    def run_slice(self, slice_s: float | None = None) -> bool:
         """Compute until the slice is over. Return whether the computation has ended."""
         self.parent = getcurrent()
-        self._ends_s = self._now_s() + self._slice_s
+        self._ends_s = self._now_s() + (self._slice_s if slice_s is None else slice_s)
         with torch.no_grad():
             self.switch()
         return self.dead
@@ -66,22 +72,54 @@ class Interruptible(greenlet):
             self.parent.switch()
 
 
+class SlicedCall(Generic[RowsT, ResultT]):
+    """A call for ``rows`` that each step continues until its slice is over.
+
+    An exception is raised by the slice in which it occurs, and ends the call.
+    """
+
+    def __init__(self, rows: RowsT, function: Callable[[], ResultT]) -> None:
+        self.rows = rows
+        self.spent_s = 0.0
+        self._results: list[ResultT] = []
+        self._computation = Interruptible(
+            lambda: self._results.append(function()), slice_s=SLICE_S, now_s=time.monotonic
+        )
+
+    def run_slice(self) -> ResultT | None:
+        """Return the result, or None if the call has not returned."""
+        started_s = time.monotonic()
+        self._computation.run_slice()
+        self.spent_s += time.monotonic() - started_s
+        return self._results[0] if self._results else None
+
+    def abandon(self) -> None:
+        self._computation.abandon()
+
+
 def add_hooks(module: torch.nn.Module) -> None:
     """Let a network's layers report progress (``pulse``) and be interrupted.
 
     On CUDA, where layers are only enqueued, they wait until the device is at most a few behind. So
     time is that of the device, and no pause has a long queue before it.
     """
-    hook = _pause_on_cuda if any(weight.is_cuda for weight in module.parameters()) else _pause
-    for layer in _layers(module):
+    on_cuda = any(weight.is_cuda for weight in module.parameters())
+    hook = _pause_on_cuda if on_cuda else _pause
+    for layer in dict.fromkeys(_layers(module, convolutions=not on_cuda)):
         layer.register_forward_pre_hook(hook)
 
 
-def _layers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield a network's layers at all depths, except for single operations within a layer."""
+def _layers(module: torch.nn.Module, *, convolutions: bool) -> Iterator[torch.nn.Module]:
+    """Yield a network's layers at all depths, except for single operations within a layer.
+
+    Of these, only convolutions take long enough on a CPU: those of a large picture are most of the
+    time of their layer, and decoders have them without layers.
+    """
     for part in module.modules():
         if isinstance(part, torch.nn.ModuleList):
             yield from (layer for layer in part if layer is not None and any(layer.children()))
+        elif convolutions and isinstance(part, _CONVOLUTIONS):
+            yield part
 
 
 def _pause(*_: Any) -> None:

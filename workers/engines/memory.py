@@ -98,18 +98,24 @@ def demand_of(spec: ModelSpec, options: TorchOptions, cache_bytes: int = 0) -> D
     cannot be read."""
     device = options.torch_device
     weights = weights_estimate(Path(spec.checkpoint), options.dtype) if spec.checkpoint else 0
-    return Demand(str(device), weights + cache_bytes, budget_bytes(device))
+    host = budget_bytes(torch.device("cpu")) if has_own_memory(device) else None
+    return Demand(str(device), weights + cache_bytes, budget_bytes(device), host_budget_bytes=host)
 
 
 def memory_of(
-    device: torch.device, weights_bytes: int, cache_bytes: int = 0, optional_bytes: int = 0
+    device: torch.device,
+    weights_bytes: int,
+    cache_bytes: int = 0,
+    optional_bytes: int = 0,
+    *,
+    host_bytes: int = 0,
 ) -> Memory:
     """Return the memory of a model, with that of its device if it has its own."""
     total, used = 0, 0
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         used = total - free
-    return Memory(weights_bytes, cache_bytes, total, used, optional_bytes)
+    return Memory(weights_bytes, cache_bytes, total, used, optional_bytes, host_bytes)
 
 
 def weights_bytes(loaded: object) -> int:

@@ -25,6 +25,9 @@ class PhaseClock(Protocol):
     Synchronise an asynchronous device before its phase ends.
     """
 
+    alone: bool
+    """Whether no other engine has running requests, so that a step may leave work enqueued."""
+
     def phase(self, name: Phase) -> AbstractContextManager[None]: ...
 
 
@@ -43,14 +46,15 @@ Admission: TypeAlias = Admitted | Wait | Failed
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deferred:
-    """A deferred event or outcome whose creation needs no device, such as encoding a file.
+    """Deferred events or an outcome whose creation needs no device, such as encoding a file.
 
-    ``make`` runs on another thread, after earlier deferred work of the same request; it returns
-    None for no event. It must not touch state that a step uses. A request whose outcome is deferred
-    has left the engine; if it is cancelled meanwhile, it ends with ``usage``.
+    ``make`` runs on another thread, after earlier deferred work of the same request; it returns an
+    event, a list of them, or None for no event. It must not touch state that a step uses. A request
+    whose outcome is deferred has left the engine; if it is cancelled meanwhile, it ends with
+    ``usage``.
     """
 
-    make: Callable[[], Event | Outcome | None]
+    make: Callable[[], Event | list[Event] | Outcome | None]
     usage: Usage = field(default_factory=Usage)
 
 
@@ -136,6 +140,8 @@ class Memory:
     device_used_bytes: int = 0
     optional_bytes: int = 0
     """Part of these without which the model can be loaded."""
+    host_bytes: int = 0
+    """Memory of the host that a model on another device occupies, pinned."""
 
 
 @runtime_checkable
@@ -153,6 +159,10 @@ class Demand(NamedTuple):
     bytes: int = 0
     budget_bytes: int | None = None
     """None: no limit is known."""
+    host_bytes: int = 0
+    """Memory of the host that a model on another device occupies. 0 until it is measured: what is
+    parked there depends on the room that it gets."""
+    host_budget_bytes: int | None = None
 
 
 @runtime_checkable

@@ -76,6 +76,11 @@ class Lane:
     """Whether the engine has nothing to do until deferred work ends."""
 
     @property
+    def is_ready(self) -> bool:
+        """Whether its engine has something to do."""
+        return bool(self.admitted) and not self.awaits_background
+
+    @property
     def is_busy(self) -> bool:
         """Whether its weights are in use by a running job, or by a job whose files are read."""
         return bool(self.admitted) or any(run.preparing for run in self.waiting)

@@ -11,6 +11,9 @@ models without running jobs, the least recently used first. Three invariants hol
 - a model stays at least ``RESIDENCE_LOADS`` times as long as its load took. So loading takes at
   most a fifth of the time, however the jobs of models that do not fit together alternate.
 
+A model on a GPU can occupy memory of the host as well, for parts that wait there. It counts like
+that of a model on the CPU, from the first load on, which measures it.
+
 Some models use more memory than they need, such as a language model for its cache. They get what is
 free (``room``), and are loaded again with less rather than in place of another model.
 """
@@ -30,6 +33,8 @@ log = logging.getLogger(__name__)
 RESIDENCE_LOADS: Final = 4
 """Minimum time in memory, in multiples of the time that the load took."""
 RESIDENCE_MIN_US: Final = 500_000
+HOST: Final = "cpu"
+"""The device of what is in the host's memory."""
 
 
 class Change(NamedTuple):
@@ -73,8 +78,7 @@ class Residency:
         blocked: set[str] = set()
         for lane in wanted:
             self._estimate(lane)
-            demand = lane.demand
-            if demand.device in blocked:
+            if not blocked.isdisjoint(_devices(lane)):
                 continue
             if (problem := self.problem(lane)) is not None:
                 return Change(lane, problem=problem)
@@ -82,13 +86,13 @@ class Residency:
             if victims is not None:
                 return Change(lane, victims)
             # A smaller model behind it could take the room that is being made.
-            blocked.add(demand.device)
+            blocked.update(_devices(lane))
         return None
 
     def fits(self, lane: Lane) -> bool:
         """Whether a model can be loaded while all others stay."""
         self._estimate(lane)
-        return self._missing_bytes(lane) <= 0
+        return all(self._missing_bytes(lane, device) <= 0 for device in _devices(lane))
 
     def room(self, lane: Lane) -> int | None:
         """Return the most memory that a model can take if it is loaded now; None without a limit.
@@ -100,7 +104,7 @@ class Residency:
         budget = self.budget_of(lane)
         if budget is None:
             return None
-        free = max(0, -self._missing_bytes(lane))
+        free = max(0, -self._missing_bytes(lane, lane.demand.device))
         others_to_load = any(
             not other.loaded and other.broken is None and self._shares_device(other, lane)
             for other in self._lanes.values()
@@ -110,30 +114,34 @@ class Residency:
     def problem(self, lane: Lane) -> str | None:
         """Return why a model does not fit even into an empty device, or None if it does."""
         self._estimate(lane)
-        budget = self.budget_of(lane)
-        if budget is None or lane.demand.bytes <= budget:
-            return None
-        return (
-            f"needs {_size(lane.demand.bytes)} of memory, but the models on {lane.demand.device} "
-            f"can have {_size(budget)} (TOLLGATE_MEMORY_BUDGET)"
-        )
+        for device in _devices(lane):
+            budget, needed = self._budget(lane, device), _bytes_on(lane, device)
+            if budget is not None and needed > budget:
+                return (
+                    f"needs {_size(needed)} of memory, but the models on {device} can have "
+                    f"{_size(budget)} (TOLLGATE_MEMORY_BUDGET)"
+                )
+        return None
 
     def excess(self, latest: Lane) -> tuple[Lane, ...]:
         """Return idle models to unload, because the one loaded last is larger than its estimate."""
-        budget, device = self.budget_of(latest), latest.demand.device
-        if budget is None:
-            return ()
-        idle = [
-            lane
-            for lane in self._lanes.values()
-            if lane.loaded
-            and lane is not latest
-            and lane.demand.bytes
-            and lane.demand.device == device
-            and not (lane.is_busy or lane.waiting)
-        ]
-        idle.sort(key=lambda lane: lane.used_us)
-        return _take(idle, self._used(device) - budget)[0]
+        leaving: list[Lane] = []
+        for device in _devices(latest):
+            if (budget := self._budget(latest, device)) is None:
+                continue
+            idle = [
+                lane
+                for lane in self._lanes.values()
+                if lane.loaded
+                and lane is not latest
+                and lane not in leaving
+                and _bytes_on(lane, device)
+                and not (lane.is_busy or lane.waiting)
+            ]
+            idle.sort(key=lambda lane: lane.used_us)
+            gone = sum(_bytes_on(lane, device) for lane in leaving)
+            leaving += _take(idle, device, self._used(device) - gone - budget)[0]
+        return tuple(leaving)
 
     def measure(self, lane: Lane, used_before: int) -> None:
         """Record the memory of a loaded model. ``used_before``: of its device, before the load."""
@@ -141,7 +149,7 @@ class Residency:
             memory = lane.engine.memory
             own = memory.weights_bytes + memory.cache_bytes
             grown = memory.device_used_bytes - used_before if memory.device_bytes else 0
-            lane.demand = lane.demand._replace(bytes=max(own, grown))
+            lane.demand = lane.demand._replace(bytes=max(own, grown), host_bytes=memory.host_bytes)
             lane.optional_bytes = memory.optional_bytes
 
     def note_use(self, lane: Lane) -> None:
@@ -189,40 +197,54 @@ class Residency:
         """Whether another model could take memory of a lane's device."""
         return other is not lane and other.demand.device in ("", lane.demand.device)
 
-    def _missing_bytes(self, lane: Lane) -> int:
-        budget = self.budget_of(lane)
-        return 0 if budget is None else self._used(lane.demand.device) + lane.demand.bytes - budget
+    def _budget(self, lane: Lane, device: str) -> int | None:
+        """Return the maximum memory of all models on a device that a lane's model uses."""
+        if device == lane.demand.device:
+            return self.budget_of(lane)
+        own = lane.demand.host_budget_bytes
+        if self._budget_bytes is None or own is None:
+            return own if self._budget_bytes is None else self._budget_bytes
+        return min(own, self._budget_bytes)
+
+    def _missing_bytes(self, lane: Lane, device: str) -> int:
+        budget = self._budget(lane, device)
+        return 0 if budget is None else self._used(device) + _bytes_on(lane, device) - budget
 
     def _used(self, device: str) -> int:
-        return sum(
-            lane.demand.bytes
-            for lane in self._lanes.values()
-            if lane.loaded and lane.demand.device == device
-        )
+        return sum(_bytes_on(lane, device) for lane in self._lanes.values() if lane.loaded)
 
     def _make_room(self, wanted: Lane) -> tuple[Lane, ...] | None:
         """Return the models to unload, or None while those that could leave are busy or young."""
-        missing = self._missing_bytes(wanted)
-        others = [
-            lane
-            for lane in self._lanes.values()
-            if lane.loaded
-            and lane.demand.bytes
-            and lane.demand.device == wanted.demand.device
-            and self._has_stayed(lane)
-        ]
-        idle = [lane for lane in others if not lane.is_busy]
-        idle.sort(key=lambda lane: lane.used_us)
-        victims, missing = _take(idle, missing)
-        if missing <= 0:
-            return victims
-        busy = sorted(
-            (lane for lane in others if lane.is_busy), key=lambda lane: lane.load_ended_us
-        )
-        leaving, missing = _take(busy, missing)
-        if missing <= 0:
-            for lane in (*victims, *leaving):
-                lane.leaving = True
+        victims: list[Lane] = []
+        leaving: list[Lane] = []
+        lacks = False
+        for device in _devices(wanted):
+            missing = self._missing_bytes(wanted, device)
+            missing -= sum(_bytes_on(lane, device) for lane in (*victims, *leaving))
+            others = [
+                lane
+                for lane in self._lanes.values()
+                if lane.loaded
+                and _bytes_on(lane, device)
+                and lane not in (*victims, *leaving)
+                and self._has_stayed(lane)
+            ]
+            idle = [lane for lane in others if not lane.is_busy]
+            idle.sort(key=lambda lane: lane.used_us)
+            more, missing = _take(idle, device, missing)
+            victims += more
+            busy = sorted(
+                (lane for lane in others if lane.is_busy), key=lambda lane: lane.load_ended_us
+            )
+            more, missing = _take(busy, device, missing)
+            leaving += more
+            lacks = lacks or missing > 0
+        if lacks:
+            return None
+        if not leaving:
+            return tuple(victims)
+        for lane in (*victims, *leaving):
+            lane.leaving = True
         return None
 
     def _has_stayed(self, lane: Lane) -> bool:
@@ -231,14 +253,27 @@ class Residency:
         return self._now_us() - lane.load_ended_us >= stays_us
 
 
-def _take(lanes: Iterable[Lane], missing: int) -> tuple[tuple[Lane, ...], int]:
-    """Take lanes until their memory is enough; return them, and what is still missing."""
+def _devices(lane: Lane) -> tuple[str, ...]:
+    """Return where a lane's model takes memory."""
+    device = lane.demand.device
+    return (device, HOST) if lane.demand.host_bytes and device != HOST else (device,)
+
+
+def _bytes_on(lane: Lane, device: str) -> int:
+    demand = lane.demand
+    own = demand.bytes if demand.device == device else 0
+    return own + (demand.host_bytes if device == HOST else 0)
+
+
+def _take(lanes: Iterable[Lane], device: str, missing: int) -> tuple[tuple[Lane, ...], int]:
+    """Take lanes until their memory on a device is enough; return them, and what is still
+    missing."""
     taken = []
     for lane in lanes:
         if missing <= 0:
             break
         taken.append(lane)
-        missing -= lane.demand.bytes
+        missing -= _bytes_on(lane, device)
     return tuple(taken), missing
 
 

@@ -235,9 +235,7 @@ class StepLoop:
         if self._report.outcomes or self._background.has_done:
             return 0.0
         for lane in self.lanes.values():
-            if (lane.admitted and not lane.awaits_background) or self._next_admissible(
-                lane
-            ) is not None:
+            if lane.is_ready or self._next_admissible(lane) is not None:
                 return 0.0
         return PATIENCE_S
 
@@ -253,12 +251,9 @@ class StepLoop:
                 self._prepare_waiting(lane)
                 if not lane.at_capacity:
                     self._admit_waiting(lane)
-        ready = [
-            model
-            for model, lane in self.lanes.items()
-            if lane.admitted and not lane.awaits_background
-        ]
+        ready = [model for model, lane in self.lanes.items() if lane.is_ready]
         if ready:
+            self._watch.alone = len(ready) == 1
             self._step(self.lanes[self._turns.choose(ready)])
         report, self._report = self._report, TurnReport()
         return report
@@ -434,7 +429,8 @@ class StepLoop:
         elif done.name == "outcome":
             self._end(run, done.result)
         elif done.result is not None:
-            self._record_event(run, done.result)
+            for event in done.result if isinstance(done.result, list) else [done.result]:
+                self._record_event(run, event)
 
     def _release(self, run: Run) -> None:
         """Release a request from its engine if it is still admitted."""

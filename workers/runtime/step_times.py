@@ -27,6 +27,7 @@ class Stopwatch(AbstractContextManager[None]):
 
     def __init__(self, now_us: Callable[[], int]) -> None:
         self._now_us = now_us
+        self.alone = False
         self._spent = [0] * len(PHASES)
         self._running = False
         self._started_us = 0

@@ -131,7 +131,8 @@ class Trial:
             while waiting and len(started) < concurrency:
                 job = waiting.popleft()
                 started[job.request_id] = _now_us()
-                loop.admit(job, queue_us=0, leased_us=started[job.request_id])
+                leased_us, files = started[job.request_id], self._order.files
+                loop.admit(job, queue_us=0, leased_us=leased_us, files=files)
             for request_id, outcome in loop.turn().outcomes:
                 found.append(_completed(outcome, _now_us() - started.pop(request_id)))
         return found
@@ -169,13 +170,17 @@ class Trial:
         from workers.engines.llm.engine import LlmEngine
 
         assert isinstance(engine, LlmEngine)
+        order = self._order
         if reference is None:
-            limit = self._order.answer_tokens
-            answers = [write_answer(engine, one, limit) for one in self._order.inputs]
+            answers = [
+                write_answer(engine, one, order.files, limit=order.answer_tokens)
+                for one in order.inputs
+            ]
             return TrialReference(tuple(answers))
+        pairs = zip(order.inputs, reference, strict=False)  # without answers if it failed
         return TrialAgreement(
             compared=sum(len(answer.tokens) for answer in reference),
-            equal=sum(count_equal(engine, answer) for answer in reference),
+            equal=sum(count_equal(engine, one, order.files, answer) for one, answer in pairs),
         )
 
 

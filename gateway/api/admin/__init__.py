@@ -10,7 +10,7 @@ from gateway.api.admin.accounts import AccountsController
 from gateway.api.admin.audit import AuditController
 from gateway.api.admin.catalog import CatalogFileController
 from gateway.api.admin.credit import CreditController
-from gateway.api.admin.erasure import ErasureController
+from gateway.api.admin.erasure import ErasureController, RetentionController
 from gateway.api.admin.keys import KeysController
 from gateway.api.admin.limits import AdminLimitsController
 from gateway.api.admin.maintenance import AdminController
@@ -40,6 +40,7 @@ HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (
     AuditController,
     UsersController,
     ErasureController,
+    RetentionController,
     AdminNoticesController,
     OrganisationsController,
     OrganisationExportsController,

@@ -6,22 +6,26 @@ months are in their files only, and are not listed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias
 
 from sqlalchemy import ColumnElement, Connection, and_, literal, or_, select
 
 from gateway.accounts.keys import PREFIX_LENGTH
-from gateway.billing.usage.report import Filters, Span, filter_conditions
+from gateway.billing.usage.report import Filters, Span
+from gateway.billing.usage.sums import filter_conditions
 from gateway.checks.moments import EPOCH, microseconds_of
 from gateway.errors import InvalidRequest
 from gateway.ids import is_request_id
+from gateway.sql.partitions import is_partitioned
 from gateway.tables.core import accounts, keys, receipts, refunds
 from gateway.tables.settlement_time import refunded_within, settled_within
 
 BookingKind: TypeAlias = Literal["charge", "free", "refund", "correction"]
+_RECENT: Final = (timedelta(hours=1), timedelta(days=1))
+"""Spans before the newest wanted booking that are searched first."""
 _COLUMNS: Final = (
     receipts.c.request_id,
     receipts.c.model,
@@ -77,14 +81,16 @@ def _charges(
         select(*_COLUMNS, moment, receipts.c.charge_nanos, receipts.c.outcome)
         .join(accounts, accounts.c.id == receipts.c.account_id)
         .join(keys, keys.c.id == receipts.c.key_id)
-        .where(
-            *filter_conditions(receipts, filters),
-            *settled_within(connection, span.starts_at, span.ends_at),
-            *_before(after, moment, id, literal(0)),
-        )
+        .where(*filter_conditions(receipts, filters), *_before(after, moment, id, literal(0)))
         .order_by(moment.desc(), id.desc())
         .limit(limit)
     )
+    rows: Sequence[Any] = []
+    for starts_at in _starts(connection, span, filters, after):
+        within = settled_within(connection, starts_at, span.ends_at)
+        rows = connection.execute(query.where(*within)).mappings().all()
+        if len(rows) == limit:
+            break
     return [
         _booking(
             row,
@@ -93,8 +99,23 @@ def _charges(
             seq=0,
             amount_nanos=row["charge_nanos"],
         )
-        for row in connection.execute(query).mappings()
+        for row in rows
     ]
+
+
+def _starts(
+    connection: Connection, span: Span, filters: Filters, after: _Place | None
+) -> Iterator[datetime]:
+    """Yield ever earlier starts to look for the newest bookings from, the span's at last.
+
+    PostgreSQL has no index in the order of the bookings of all accounts, and would sort the span.
+    """
+    if is_partitioned(connection) and filters.account_ids is None and filters.key_ids is None:
+        end = min(span.ends_at, datetime.now(UTC) if after is None else after[0])
+        for length in _RECENT:
+            if end - length > span.starts_at:
+                yield end - length
+    yield span.starts_at
 
 
 def _refunds(

@@ -1,7 +1,8 @@
-"""What of a report's span the rollups have: whole days, whole hours, and the rest.
+"""What of a report's span the rollups have: whole days, hours and minutes, and the rest.
 
 A sealed day or hour is used if no boundary of the report cuts it: neither an end of the span nor a
-moment at which an hour, day or month of its zone begins.
+moment at which an hour, day or month of its zone begins. Minutes follow the last sealed hour; zones
+have their boundaries at full minutes.
 """
 
 from __future__ import annotations
@@ -9,23 +10,38 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from typing import Final
 from zoneinfo import ZoneInfo
 
 from sqlalchemy import Connection, func, select
 
 from gateway.billing.usage.days import DAY, floor_day
-from gateway.billing.usage.rollups import HOUR, floor_hour
-from gateway.tables.core import usage_days, usage_hours
+from gateway.billing.usage.minutes import HOUR, MINUTE, floor_hour, floor_minute
+from gateway.tables.usage import usage_days, usage_hours, usage_minutes
 
 Range = tuple[datetime, datetime]
+
+_SEALED: Final = (
+    (usage_hours.c.hour, HOUR),
+    (usage_days.c.day, DAY),
+    (usage_minutes.c.minute, MINUTE),
+)
+_BUILT: Final = select(
+    *(
+        select(end(column)).scalar_subquery()
+        for column, _ in _SEALED
+        for end in (func.min, func.max)
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Ranges to be read from the days, from the hours, and from what was booked."""
+    """Ranges to be read from the days, the hours and the minutes, and from what was booked."""
 
     days: Sequence[Range]
     hours: Sequence[Range]
+    minutes: Sequence[Range]
     rest: Sequence[Range]
 
 
@@ -33,11 +49,11 @@ def cover(
     connection: Connection, span: Range, zone: ZoneInfo, by: Sequence[str], *, keys: bool
 ) -> Coverage:
     """Split a span. ``keys``: the report needs keys, which days do not have."""
-    built, days = _built(connection)
+    built, days, minutes = _built(connection)
     start = floor_hour(span[0] + HOUR - timedelta(microseconds=1))
     end = floor_hour(span[1])
     if built is None or (end := min(end, built[1])) <= start:
-        return Coverage([], [], [span])
+        return Coverage([], [], *_whole_minutes([span], minutes))
     borders = list(_borders(span, zone, by))
     cut = [
         hour for border in borders if start <= (hour := floor_hour(border)) < end and hour != border
@@ -50,27 +66,43 @@ def cover(
         at = hour + HOUR
     sealed.append((at, end))
     hours = [(a, b) for a, b in sealed if a < b]
-    rest = [(a, b) for a, b in rest if a < b]
+    by_minute, rest = _whole_minutes([(a, b) for a, b in rest if a < b], minutes)
     if days is None or keys or "hour" in by:
-        return Coverage([], hours, rest)
+        return Coverage([], hours, by_minute, rest)
     uncut = list(_runs(days, {day for each in borders if (day := floor_day(each)) != each}))
     return Coverage(
         [part for each in hours for part in _whole_days(each, uncut)],
         [part for each in hours for part in _between(each, list(_whole_days(each, uncut)))],
+        by_minute,
         rest,
     )
 
 
-def _built(connection: Connection) -> tuple[Range | None, Range | None]:
-    """Return the spans of the hours and days that are built, in one statement."""
-    hour, day = usage_hours.c.hour, usage_days.c.day
-    ends = (func.min(hour), func.max(hour), func.min(day), func.max(day))
-    row = connection.execute(select(*(select(end).scalar_subquery() for end in ends))).one()
-    first_hour, last_hour, first_day, last_day = row
-    return (
-        None if first_hour is None else (first_hour, last_hour + HOUR),
-        None if first_day is None else (first_day, last_day + DAY),
+def _built(connection: Connection) -> tuple[Range | None, Range | None, Range | None]:
+    """Return the spans of the hours, days and minutes that are built, in one statement."""
+    row = connection.execute(_BUILT).one()
+    hours, days, minutes = (
+        None if first is None else (first, last + length)
+        for first, last, (_, length) in zip(row[::2], row[1::2], _SEALED, strict=True)
     )
+    return hours, days, minutes
+
+
+def _whole_minutes(
+    ranges: Sequence[Range], minutes: Range | None
+) -> tuple[list[Range], list[Range]]:
+    """Split ranges into the minutes that are built, and the rest."""
+    if minutes is None:
+        return [], list(ranges)
+    found: list[Range] = []
+    for start, end in inside(ranges, minutes):
+        first, last = floor_minute(start + MINUTE - timedelta(microseconds=1)), floor_minute(end)
+        if first < last:
+            found.append((first, last))
+    rest = list(ranges)
+    for each in found:
+        rest = list(outside(rest, each))
+    return found, rest
 
 
 def inside(ranges: Iterable[Range], span: Range) -> Iterator[Range]:

@@ -17,14 +17,8 @@ from sqlalchemy import Connection, Select, delete, func, insert, literal, select
 
 from gateway.ledger.periods import utc_now
 from gateway.sql.database import exact_sum
-from gateway.tables.core import (
-    USAGE_SUMS,
-    RowId,
-    usage_daily,
-    usage_days,
-    usage_hourly,
-    usage_hours,
-)
+from gateway.tables.core import RowId
+from gateway.tables.usage import USAGE_SUMS, usage_daily, usage_days, usage_hourly, usage_hours
 
 DAY: Final = timedelta(days=1)
 ALL_ACCOUNTS: Final = 0

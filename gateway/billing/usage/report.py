@@ -1,58 +1,39 @@
 """Usage reports by account, key, model, task and tag, in any time zone, exact to the nano-dollar.
 
-Reports use the time of booking, so a past day never changes. Sealed days and hours come from the
-rollups (``coverage``). The rest (hours not sealed yet, partial hours at the ends, hours split by a
-zone's midnight) comes from receipts and refunds. A report by tag reads receipts and refunds only.
-Receipts of archived months are added by ``archived.py`` when the transaction has ended; their
-refunds are in the database.
+Reports use the time of booking, so a past day never changes. Sealed days and hours, and the minutes
+since then, come from the rollups (``coverage``). The rest (the last minute, partial hours at the
+ends, hours split by a zone's midnight) comes from receipts and refunds. A report by tag reads
+receipts and refunds only. Receipts of archived months are added by ``archived.py`` when the
+transaction has ended; their refunds are in the database.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 from zoneinfo import ZoneInfo
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Select,
-    String,
-    Table,
-    case,
-    func,
-    literal_column,
-    or_,
-    select,
-    union_all,
-)
+from sqlalchemy import Connection, Table
 
 from gateway.accounts.budgets import read_zone
 from gateway.archive.marks import Archive, refuse_archived, removed_archives
 from gateway.billing.usage.coverage import Range, cover, inside, midnight, outside
-from gateway.billing.usage.days import ALL_ACCOUNTS
+from gateway.billing.usage.sums import RUN as RUN
+from gateway.billing.usage.sums import TAG as TAG
+from gateway.billing.usage.sums import TIMES as TIMES
+from gateway.billing.usage.sums import Filters as Filters
+from gateway.billing.usage.sums import booked_sums, range_parameters, rolled_sums, shape_of
 from gateway.checks.moments import EPOCH, read_day, read_moment
 from gateway.errors import InvalidRequest
-from gateway.sql.database import exact_sum, time_bucket
-from gateway.tables.core import (
-    QUANTITIES,
-    accounts,
-    keys,
-    receipts,
-    refunds,
-    usage_daily,
-    usage_hourly,
-)
-from gateway.tables.settlement_time import refunded_within, settled_within
+from gateway.sql.partitions import is_partitioned
+from gateway.tables.core import QUANTITIES, receipts, refunds
+from gateway.tables.settlement_time import IdRange, id_ranges, refunded_ids
+from gateway.tables.usage import usage_daily, usage_hourly, usage_minutely
 
-TIMES: Final = ("minute", "hour", "day", "month")
 DIMENSIONS: Final = (*TIMES[1:], "account", "key", "model", "task")
 """Dimensions for clients; internal callers also use minute, ``account_id`` and ``key_id``."""
-RUN: Final = ("device", "dtype", "endpoint", "served_by")
-"""Further dimensions for operators, which only receipts have."""
-TAG: Final = "tag:"
 DAYS_MAX: Final = 800
 RANGES_MAX: Final = 100
 """Maximum number of time ranges in one query's condition."""
@@ -67,17 +48,6 @@ class Span:
     starts_at: datetime
     ends_at: datetime
     zone: ZoneInfo
-
-
-@dataclass(frozen=True, slots=True)
-class Filters:
-    """Filters of a report; None selects everything."""
-
-    account_ids: tuple[int, ...] | None = None
-    key_ids: tuple[int, ...] | None = None
-    models: tuple[str, ...] | None = None
-    tasks: tuple[str, ...] | None = None
-    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -233,6 +203,7 @@ def stored_usage(
         unsealed = list(covered.rest)
         sealed = [(usage_daily, part) for part in covered.days]
         sealed += [(usage_hourly, part) for part in covered.hours]
+        sealed += [(usage_minutely, part) for part in covered.minutes]
         for parts_read in _chunks(sealed):
             report.add(_rollup_rows(connection, parts_read, by, filters))
     stored = unsealed
@@ -243,12 +214,9 @@ def stored_usage(
             parts.append(ArchivedPart(archive, ranges))
             stored = list(outside(stored, archive.span))
     report.archived = parts
-    for table, moment, ranges in (
-        (receipts, receipts.c.settled_at, stored),
-        (refunds, refunds.c.booked_at, unsealed),
-    ):
+    for table, ranges in ((receipts, stored), (refunds, unsealed)):
         for some in _chunks(ranges):
-            report.add(_booked_rows(connection, table, moment, some, report))
+            report.add(_booked_rows(connection, table, some, report))
     return report
 
 
@@ -276,150 +244,37 @@ def _rollup_rows(
     filters: Filters,
 ) -> Iterator[tuple[datetime, Group]]:
     """Sum ranges of days and hours, in one statement."""
-    selected = [_rolled(table, part, by, filters) for table, part in parts]
-    query = selected[0] if len(selected) == 1 else union_all(*selected)
-    for row in connection.execute(query).mappings():
+    query = rolled_sums(tuple(table for table, _ in parts), shape_of(by, filters))
+    parameters = {**filters.values, **range_parameters(part for _, part in parts)}
+    for row in connection.execute(query, parameters).mappings():
         yield row.get("at", EPOCH), group_of(row, by)
 
 
-def _rolled(table: Table, span: Range, by: Sequence[str], filters: Filters) -> Select[Any]:
-    moment = table.c.hour if table is usage_hourly else table.c.day
-    conditions = [moment >= span[0], moment < span[1], *filter_conditions(table, filters)]
-    if table is usage_daily and filters.account_ids is None:
-        whole = set(by).isdisjoint(("account", "account_id"))
-        account = table.c.account_id
-        conditions.append(account == ALL_ACCOUNTS if whole else account != ALL_ACCOUNTS)
-    columns = _columns(by, table, moment)
-    charged = table.c.outcome == "charged"
-    return (
-        select(
-            *columns.values(),
-            exact_sum(table.c.requests).label("requests"),
-            exact_sum(case((charged, table.c.requests), else_=0)).label("charged"),
-            exact_sum(table.c.charge_nanos).label("cost_nanos"),
-            exact_sum(table.c.refund_nanos).label("refund_nanos"),
-            exact_sum(table.c.expense_nanos).label("expense_nanos"),
-            exact_sum(table.c.expensed).label("expensed"),
-            *(
-                exact_sum(case((charged, table.c[unit]), else_=0)).label(unit)
-                for unit in QUANTITIES
-            ),
-        )
-        .select_from(_joined(table, by))
-        .where(*conditions)
-        .group_by(*_places(columns))
-    )
-
-
 def _booked_rows(
-    connection: Connection,
-    table: Table,
-    moment: ColumnElement[datetime],
-    ranges: Sequence[Range],
-    report: UsageSums,
+    connection: Connection, table: Table, ranges: Sequence[Range], report: UsageSums
 ) -> Iterator[tuple[datetime, Group]]:
     """Sum receipts, or refunds under the labels of their receipts."""
     by, filters, seconds = report.by, report.filters, report.bucket_s
-    columns = _columns(by, receipts, time_bucket(moment, seconds))
-    charged = receipts.c.outcome == "charged"
-    if table is receipts:
-        sums = [
-            func.count().label("requests"),
-            exact_sum(case((charged, 1), else_=0)).label("charged"),
-            exact_sum(receipts.c.charge_nanos).label("cost_nanos"),
-            exact_sum(func.coalesce(receipts.c.expense_nanos, 0)).label("expense_nanos"),
-            func.count(receipts.c.expense_nanos).label("expensed"),
-            *(
-                exact_sum(case((charged, receipts.c[unit]), else_=0)).label(unit)
-                for unit in QUANTITIES
-            ),
-        ]
-        source = _joined(receipts, by)
-    else:
-        sums = [exact_sum(refunds.c.amount_nanos).label("refund_nanos")]
-        source = _joined(receipts.join(refunds, refunds.c.request_id == receipts.c.request_id), by)
     starts_at, ends_at = min(start for start, _ in ranges), max(end for _, end in ranges)
-    # The overall range as well, so that an index can be used.
+    ids: Sequence[IdRange] = []
     if table is receipts:
-        conditions = filter_conditions(receipts, filters)
-        conditions += settled_within(connection, starts_at, ends_at)
-    else:
-        conditions = filter_conditions(receipts, filters, indexed=False)
-        booked = [moment >= starts_at, moment < ends_at]
+        ids = id_ranges(connection, starts_at, ends_at)
+    elif is_partitioned(connection):
+        booked = [refunds.c.booked_at >= starts_at, refunds.c.booked_at < ends_at]
         if filters.account_ids is not None:
             booked.append(refunds.c.account_id.in_(filters.account_ids))
-        conditions += [*booked, *refunded_within(connection, *booked)]
-    query = (
-        select(*columns.values(), *sums)
-        .select_from(source)
-        .where(
-            or_(*((moment >= start) & (moment < end) for start, end in ranges)),
-            *conditions,
-        )
-        .group_by(*_places(columns))
-    )
-    for row in connection.execute(query).mappings():
+        found = refunded_ids(connection, *booked)
+        if found is None:
+            return
+        ids = [found]
+    query = booked_sums(table, shape_of(by, filters), seconds, len(ranges), len(ids))
+    parameters = {
+        **filters.values,
+        **range_parameters([*ranges, (starts_at, ends_at)], ids),
+    }
+    for row in connection.execute(query, parameters).mappings():
         at = EPOCH + timedelta(seconds=row["at"] * seconds) if "at" in row else EPOCH
         yield at, group_of(row, by)
-
-
-def _columns(
-    by: Sequence[str], table: Table, moment: ColumnElement[Any]
-) -> dict[str, ColumnElement[Any]]:
-    columns: dict[str, ColumnElement[Any]] = {}
-    for name in by:
-        if name in TIMES:
-            columns["at"] = moment.label("at")
-        elif name == "account":
-            columns[name] = accounts.c.name.label(name)
-        elif name == "key":
-            columns[name] = keys.c.prefix.label(name)
-        elif name in RUN:
-            unknown = receipts.c.model if name == "served_by" else ""
-            columns[name] = func.coalesce(receipts.c.run[name].as_string(), unknown).label(name)
-        elif name.startswith(TAG):
-            tag = receipts.c["metadata"][name.removeprefix(TAG)].as_string()
-            columns[name] = func.coalesce(tag, "").label(name)
-        else:
-            columns[name] = table.c[name].label(name)
-    return columns
-
-
-def _places(columns: Mapping[str, ColumnElement[Any]]) -> Iterator[ColumnElement[Any]]:
-    """Yield column positions: PostgreSQL never takes expressions with parameters as equal."""
-    for place in range(1, len(columns) + 1):
-        yield literal_column(str(place))
-
-
-def _joined(source: Any, by: Sequence[str]) -> Any:
-    table = source if source in (usage_hourly, usage_daily) else receipts
-    if "key" in by:
-        source = source.join(keys, keys.c.id == table.c.key_id)
-    if "account" in by:
-        source = source.join(accounts, accounts.c.id == table.c.account_id)
-    return source
-
-
-def filter_conditions(
-    table: Table, filters: Filters, *, indexed: bool = True
-) -> list[ColumnElement[bool]]:
-    """Return the conditions of filters; a tag that a request lacks is empty.
-
-    Without ``indexed`` they match no index: few refunds are read by their time, where SQLite would
-    read all receipts of an account or model.
-    """
-    conditions: list[ColumnElement[bool]] = []
-    for name in ("account_id", "key_id", "model", "task"):
-        values = getattr(filters, f"{name}s")
-        if values is not None:
-            column = table.c[name]
-            nothing = "" if isinstance(column.type, String) else 0
-            of = column if indexed else func.coalesce(column, nothing)
-            conditions.append(of.in_(values))
-    for tag, value in filters.tags.items():
-        stored = receipts.c["metadata"][tag].as_string()
-        conditions.append((stored if value else func.coalesce(stored, "")) == value)
-    return conditions
 
 
 def group_of(row: Any, by: Sequence[str]) -> Group:

@@ -10,21 +10,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 import msgspec
 from sqlalchemy import (
-    BigInteger,
     Connection,
-    Select,
-    case,
     delete,
     func,
     insert,
-    literal,
     select,
-    union_all,
 )
 
 from gateway.archive.marks import REMOVED, find_archive
@@ -37,30 +32,24 @@ from gateway.billing.usage.days import (
     due_days,
     lock_hours,
 )
-from gateway.ledger.periods import month_of, open_period, utc_now
-from gateway.sql.database import exact_sum
-from gateway.tables.core import (
-    BOOKED_SUMS,
-    QUANTITIES,
-    USAGE_SUMS,
-    periods,
-    receipts,
-    refunds,
-    usage_hourly,
-    usage_hours,
+from gateway.billing.usage.minutes import (
+    CELL,
+    CLOSED_AFTER,
+    HOUR,
+    booked_in_hour,
+    delete_minutes,
+    floor_hour,
+    lock_month,
+    summed,
 )
-from gateway.tables.settlement_time import refunded_within, settled_within
+from gateway.ledger.periods import month_of, utc_now
+from gateway.tables.core import receipts
+from gateway.tables.usage import BOOKED_SUMS, USAGE_SUMS, usage_hourly, usage_hours
 
-HOUR: Final = timedelta(hours=1)
-CLOSED_AFTER: Final = timedelta(seconds=30)
 HOURS_MAX: Final = 200
 """Maximum number of hours built in one transaction, which keeps transactions short."""
 DAYS_MAX: Final = 5
 """Maximum number of days built in one transaction."""
-
-_CELL: Final = ("account_id", "key_id", "model", "task", "outcome")
-_EXPENSES: Final = ("expense_nanos", "expensed")
-"""Sums for the operator, which seals do not cover: hours were sealed before they existed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +69,11 @@ def build_due(connection: Connection, now: datetime, *, limit: int = HOURS_MAX) 
     while it is ``limit``."""
     hours = list(_due(connection, now, limit))
     for month in dict.fromkeys(map(month_of, hours)):
-        _lock(connection, month)
+        lock_month(connection, month)
     for hour in hours:
         build_hour(connection, hour)
+    if hours:
+        delete_minutes(connection, hours[-1] + HOUR)
     return len(hours)
 
 
@@ -107,13 +98,8 @@ def build_hour(connection: Connection, hour: datetime) -> Seal:
     """
     connection.execute(delete(usage_hourly).where(usage_hourly.c.hour == hour))
     connection.execute(delete(usage_hours).where(usage_hours.c.hour == hour))
-    cells = _booked_in(connection, hour).subquery()
-    keys = [cells.c[name] for name in _CELL]
-    sums = [exact_sum(cells.c[name]).label(name) for name in USAGE_SUMS]
-    made = select(literal(hour, usage_hourly.c.hour.type).label("hour"), *keys, *sums)
-    connection.execute(
-        insert(usage_hourly).from_select(["hour", *_CELL, *USAGE_SUMS], made.group_by(*keys))
-    )
+    rows = summed(booked_in_hour(connection, hour), hour)
+    connection.execute(insert(usage_hourly).from_select(["hour", *CELL, *USAGE_SUMS], rows))
     seal = seal_of(connection, hour)
     connection.execute(
         insert(usage_hours).values(
@@ -166,16 +152,16 @@ def seals(
 
 def seal_of(connection: Connection, hour: datetime) -> Seal:
     """Compute the seal of an hour from its stored rows."""
-    columns = [usage_hourly.c[name] for name in (*_CELL, *BOOKED_SUMS)]
+    columns = [usage_hourly.c[name] for name in (*CELL, *BOOKED_SUMS)]
     rows = connection.execute(
         select(*columns)
         .where(usage_hourly.c.hour == hour)
-        .order_by(*(usage_hourly.c[name] for name in _CELL))
+        .order_by(*(usage_hourly.c[name] for name in CELL))
     ).all()
     digest = hashlib.sha256()
     for row in rows:
         digest.update(msgspec.json.encode(tuple(row)) + b"\n")
-    place = len(_CELL)
+    place = len(CELL)
     return Seal(
         hour,
         rows=len(rows),
@@ -194,10 +180,6 @@ def built_range(connection: Connection) -> tuple[datetime, datetime] | None:
     return None if first is None else (first, last + HOUR)
 
 
-def floor_hour(moment: datetime) -> datetime:
-    return moment.replace(minute=0, second=0, microsecond=0)
-
-
 def _due(connection: Connection, now: datetime, limit: int) -> Iterator[datetime]:
     """Yield closed hours after the last built one or, without any, from the first booking."""
     built = built_range(connection)
@@ -213,39 +195,3 @@ def _due(connection: Connection, now: datetime, limit: int) -> Iterator[datetime
         yield hour
         hour += HOUR
         limit -= 1
-
-
-def _booked_in(connection: Connection, hour: datetime) -> Select[tuple[object, ...]]:
-    """Select the receipts and refunds that were booked in an hour."""
-    none = literal(0, BigInteger)
-    settled = select(
-        *(receipts.c[name] for name in _CELL),
-        literal(1, BigInteger).label("requests"),
-        receipts.c.charge_nanos,
-        none.label("refund_nanos"),
-        *(receipts.c[name] for name in QUANTITIES),
-        func.coalesce(receipts.c.expense_nanos, 0).label("expense_nanos"),
-        case((receipts.c.expense_nanos.is_(None), 0), else_=1).label("expensed"),
-    ).where(*settled_within(connection, hour, hour + HOUR))
-    booked = (refunds.c.booked_at >= hour, refunds.c.booked_at < hour + HOUR)
-    returned = (
-        select(
-            *(receipts.c[name] for name in _CELL),
-            none.label("requests"),
-            none.label("charge_nanos"),
-            refunds.c.amount_nanos.label("refund_nanos"),
-            *(none.label(name) for name in (*QUANTITIES, *_EXPENSES)),
-        )
-        .join(receipts, receipts.c.request_id == refunds.c.request_id)
-        .where(*booked, *refunded_within(connection, *booked))
-    )
-    both = union_all(settled, returned).subquery()
-    return select(both)
-
-
-def _lock(connection: Connection, month: str) -> None:
-    """Wait for open bookings into a month; from here on, bookings have a later time."""
-    open_period(connection, month)
-    connection.execute(
-        select(periods.c.month).where(periods.c.month == month).with_for_update()
-    ).one()

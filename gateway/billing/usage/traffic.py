@@ -1,7 +1,9 @@
-"""Requests of the last hour in short intervals: accepted, settled, failed, charged.
+"""Requests of the last hour in short intervals: accepted, settled, failed, charged; and by minute
+how long first outputs took.
 
 Counted from holds and receipts, so they are those of all gateways. An interval is read again until
-it is so old that its rows are committed; then it is kept. Nothing is read unless somebody asks.
+it is so old that its rows are committed; then it is kept. First outputs are read once for each
+minute, after it has ended. Nothing is read unless somebody asks.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ from gateway.ids import first_request_id, time_of
 from gateway.performance import SUCCESSES_MIN
 from gateway.requests.lookup import LOOKED_AT_MAX, RequestFilter
 from gateway.sql.database import Database, exact_sum, time_bucket
+from gateway.sql.partitions import is_partitioned
 from gateway.tables.core import accounts, holds, receipts
 from gateway.tables.settlement_time import settled_within
 
 STEP_S: Final = 5
 HOUR: Final = timedelta(hours=1)
+MONTH: Final = timedelta(days=31)
 OPEN: Final = timedelta(seconds=15)
 """Age below which rows of an interval may not be committed yet."""
 CHUNK: Final = timedelta(minutes=10)
@@ -36,6 +40,11 @@ FRESH_S: Final = 0.5
 FAILED: Final = ("failed", "expired")
 FIRST_OUTPUTS_MAX: Final = 1_000
 """Maximum number of receipts from which the time to the first output is computed: the newest."""
+MINUTE_OUTPUTS_MAX: Final = 200
+"""The same for each minute of the last hour."""
+MINUTES: Final = 60
+MINUTES_READ_MAX: Final = 10
+"""Minutes whose first outputs are read together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +94,38 @@ class Activity:
 def activity_of(connection: Connection, account_ids: Collection[int]) -> dict[int, Activity]:
     """Return the activity of accounts by their numbers."""
 
-    def newest(table: Table) -> ColumnElement[str | None]:
-        last = select(func.max(table.c.request_id)).where(table.c.account_id == accounts.c.id)
+    def newest(table: Table, *conditions: ColumnElement[bool]) -> ColumnElement[str | None]:
+        own = table.c.account_id == accounts.c.id
+        last = select(func.max(table.c.request_id)).where(own, *conditions)
         return last.correlate(accounts).scalar_subquery()
 
     counted = select(func.count()).where(holds.c.account_id == accounts.c.id)
+    # PostgreSQL would look into each partition for each account.
+    recent = [] if not is_partitioned(connection) else [_since(datetime.now(UTC) - MONTH)]
     query = select(
         accounts.c.id,
         counted.correlate(accounts).scalar_subquery().label("open_requests"),
         newest(holds).label("held"),
-        newest(receipts).label("ended"),
+        newest(receipts, *recent).label("ended"),
     ).where(accounts.c.id.in_(sorted(account_ids)))
+    rows = connection.execute(query).all()
+    earlier: dict[int, str | None] = {}
+    if rest := [row.id for row in rows if recent and row.held is None and row.ended is None]:
+        of_rest = select(accounts.c.id, newest(receipts).label("ended")).where(
+            accounts.c.id.in_(rest)
+        )
+        earlier = {row.id: row.ended for row in connection.execute(of_rest)}
     found = {}
-    for row in connection.execute(query):
-        last = max((id for id in (row.held, row.ended) if id is not None), default=None)
+    for row in rows:
+        known = (row.held, row.ended, earlier.get(row.id))
+        last = max((id for id in known if id is not None), default=None)
         at = None if last is None else time_of("req_", last)
         found[row.id] = Activity(row.open_requests, at)
     return found
+
+
+def _since(moment: datetime) -> ColumnElement[bool]:
+    return receipts.c.request_id >= first_request_id(moment)
 
 
 def count_since(connection: Connection, choice: RequestFilter, since: str) -> int:
@@ -147,20 +171,46 @@ def read_flows(connection: Connection, starts_at: datetime, ends_at: datetime) -
 
 def first_output_p95(connection: Connection, since: datetime) -> int | None:
     """Return the p95 of the time to the first token or audio in µs; None with too few requests."""
+    found = _first_outputs(connection, since, None, limit=FIRST_OUTPUTS_MAX)
+    return _p95(found) if len(found) >= SUCCESSES_MIN else None
+
+
+def read_first_outputs(connection: Connection, minutes: Collection[int]) -> dict[int, int | None]:
+    """Return the p95 of the time to the first output in µs by minutes, counted since 1970; None
+    without such requests."""
+    return {
+        minute: _p95(
+            _first_outputs(
+                connection,
+                datetime.fromtimestamp(minute * 60, UTC),
+                datetime.fromtimestamp((minute + 1) * 60, UTC),
+                limit=MINUTE_OUTPUTS_MAX,
+            )
+        )
+        for minute in minutes
+    }
+
+
+def _first_outputs(
+    connection: Connection, since: datetime, until: datetime | None, *, limit: int
+) -> Sequence[int]:
+    """Return the times to the first output of the newest requests, the shortest first."""
     query = (
         select(receipts.c.timings)
         .where(
-            *settled_within(connection, since),
+            *settled_within(connection, since, until),
             receipts.c.status == "succeeded",
             receipts.c.service_class == "standard",
         )
         .order_by(receipts.c.settled_at.desc())
-        .limit(FIRST_OUTPUTS_MAX)
+        .limit(limit)
     )
     all_us = (timings.get("first_token_us", 0) for timings in connection.scalars(query))
-    found = sorted(us for us in all_us if us)
-    place = math.ceil(0.95 * len(found)) - 1
-    return int(found[place]) if len(found) >= SUCCESSES_MIN else None
+    return sorted(int(us) for us in all_us if us)
+
+
+def _p95(ordered: Sequence[int]) -> int | None:
+    return ordered[math.ceil(0.95 * len(ordered)) - 1] if ordered else None
 
 
 class TrafficHour:
@@ -169,6 +219,8 @@ class TrafficHour:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._flows: dict[int, Flow] = {}
+        self._first_outputs: dict[int, int | None] = {}
+        """p95 of the minutes that have ended, by their number since 1970."""
         self._first: datetime | None = None
         """Start of what has been read, and the end of what need not be read again."""
         self._kept_until: datetime | None = None
@@ -191,16 +243,17 @@ class TrafficHour:
             if first is None or kept is None or now - kept > CHUNK:
                 first = kept = _step_start(now - CHUNK)
                 self._flows.clear()
+            minutes = self._missing_minutes(now)[: 1 if only_new else MINUTES_READ_MAX]
             past = max(first - CHUNK, _step_start(now - HOUR)) if first > now - HOUR else first
 
-            def read(connection: Connection) -> list[dict[int, Flow]]:
+            def read(connection: Connection) -> tuple[list[dict[int, Flow]], dict[int, int | None]]:
                 parts = [read_flows(connection, kept, now + timedelta(seconds=STEP_S))]
                 if past < first and not only_new:
                     parts.append(read_flows(connection, past, first))
-                return parts
+                return parts, read_first_outputs(connection, minutes)
 
             # Intervals without requests are not in an answer, so what is read again is dropped.
-            parts = await self._database.report(read, account_id=None)
+            parts, first_outputs = await self._database.report(read, account_id=None)
             begin = _number(kept)
             self._flows = {
                 number: flow
@@ -209,6 +262,11 @@ class TrafficHour:
             }
             for part in parts:
                 self._flows.update(part)
+            self._first_outputs = {
+                minute: p95
+                for minute, p95 in (self._first_outputs | first_outputs).items()
+                if minute >= _minute(now) - MINUTES
+            }
             self._first = first if only_new else past
             self._kept_until = max(kept, _step_start(now - OPEN))
             self._read_at = time.monotonic()
@@ -228,14 +286,33 @@ class TrafficHour:
 
     def minutes(self, now: datetime) -> Sequence[Flow]:
         """Return the flows of the last 60 minutes, the present one last."""
-        last = int(now.timestamp()) // 60
+        last = _minute(now)
         found: Mapping[int, Flow] = self._flows
-        sums = [NOTHING] * 60
+        sums = [NOTHING] * MINUTES
         for number, flow in found.items():
-            place = 59 - (last - number * STEP_S // 60)
-            if 0 <= place < 60:
+            place = MINUTES - 1 - (last - number * STEP_S // 60)
+            if 0 <= place < MINUTES:
                 sums[place] += flow
         return sums
+
+    def first_outputs(self, now: datetime) -> Sequence[int | None]:
+        """Return the p95 of the time to the first output in µs for the last 60 minutes, the present
+        one last; None without such requests, and for what has not been read yet."""
+        last = _minute(now)
+        return [self._first_outputs.get(last - back) for back in reversed(range(MINUTES))]
+
+    def _missing_minutes(self, now: datetime) -> Sequence[int]:
+        """Return the minutes whose rows are committed and have not been read, newest first."""
+        last = _minute(now - OPEN)
+        return [
+            minute
+            for minute in range(last - 1, last - MINUTES, -1)
+            if minute not in self._first_outputs
+        ]
+
+
+def _minute(moment: datetime) -> int:
+    return int(moment.timestamp()) // 60
 
 
 def _number(moment: datetime) -> int:

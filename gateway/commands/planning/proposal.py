@@ -102,11 +102,8 @@ def propose(
         fitting = here["text"]["sequences"] if here is not None and here["text"] else SLOTS
         options["slots"] = max(1, min(SLOTS, fitting))
     limits = _limits(subject)
-    if sees := kind == "text-generation" and _architecture(path) in _READ_PICTURES:
-        limits |= {
-            "sources": PICTURES,
-            "source_tokens": min(PICTURE_TOKENS, max(1, limits["context_tokens"] // 4)),
-        }
+    if sees := kind == "text-generation" and reads_pictures(path):
+        limits |= picture_limits(limits["context_tokens"])
     fields = {
         "name": name,
         "task": kind,
@@ -125,6 +122,19 @@ def _task(subject: Subject, path: Path) -> Task:
         return subject.task
     embeds = _architecture(path).endswith(("Model", "ForMaskedLM"))
     return "text-embedding" if embeds or (path / "modules.json").is_file() else subject.task
+
+
+def reads_pictures(path: Path) -> bool:
+    """Whether the model of a directory can read pictures in conversations."""
+    return _architecture(path) in _READ_PICTURES
+
+
+def picture_limits(context: int) -> dict[str, int]:
+    """Return the limits of an entry's pictures, in a context of so many tokens."""
+    return {
+        "sources": PICTURES,
+        "source_tokens": min(PICTURE_TOKENS, max(1, context // 4)),
+    }
 
 
 def _architecture(path: Path) -> str:

@@ -13,6 +13,7 @@ import yaml
 
 from gateway.catalog.schema import Catalog, CatalogEntry
 from gateway.catalog.tasks import TASKS, Task
+from gateway.commands.planning.proposal import picture_limits, reads_pictures
 from gateway.plan.shapes import Shape
 from gateway.plan.subjects import Subject, find_subject
 from gateway.tasks.registry import parse, prepare
@@ -25,8 +26,10 @@ TRIED_TASKS: Final = (
     *("text-generation", "text-to-image", "text-to-video"),
     *("text-to-speech", "text-to-music"),
 )
-"""Tasks whose input is a text alone."""
+"""Tasks whose input is a text, or a text with pictures."""
 _SEED: Final = 1
+_PICTURE: Final = "data:image/png;base64,"
+"""Stands for a picture, which the process gets as an attachment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +42,18 @@ class TrialSubject:
     entry: CatalogEntry
     reference: str
 
-    def inputs(self, prompts: Sequence[str], output_tokens: int) -> tuple[dict[str, Any], ...]:
-        """Return the inputs of jobs. Raise ``InvalidRequest`` if the entry refuses one."""
+    def inputs(
+        self, prompts: Sequence[str], output_tokens: int, pictures: int = 0
+    ) -> tuple[dict[str, Any], ...]:
+        """Return the inputs of jobs, each with this number of pictures as attachments.
+
+        Raise ``InvalidRequest`` if the entry refuses one.
+        """
+        if pictures and self.task != "text-generation":
+            raise ValueError(f"{self.name} does {self.task}, which reads no pictures")
         most = self.entry.limits.output_tokens or output_tokens
         bodies = [
-            self._body(text, number, min(output_tokens, most))
+            self._body(text, number, min(output_tokens, most), pictures)
             for number, text in enumerate(prompts or self._own_prompts())
         ]
         return tuple(
@@ -56,11 +66,15 @@ class TrialSubject:
         usual = yaml.safe_load(_PROMPTS.read_text(encoding="utf-8"))[TASKS[self.task].makes]
         return [text for text in found if isinstance(text, str)] or usual
 
-    def _body(self, text: str, number: int, output_tokens: int) -> dict[str, Any]:
+    def _body(self, text: str, number: int, output_tokens: int, pictures: int) -> dict[str, Any]:
         match self.task:
             case "text-generation":
+                content: Any = text
+                if pictures:
+                    shown = {"type": "image_url", "image_url": {"url": _PICTURE}}
+                    content = [*[shown] * pictures, {"type": "text", "text": text}]
                 given = (
-                    {"messages": [{"role": "user", "content": text}]}
+                    {"messages": [{"role": "user", "content": content}]}
                     if _has_template(Path(self.spec.checkpoint or ""))
                     else {"prompt": text}
                 )
@@ -127,17 +141,25 @@ def _from_directory(
     elif TASKS[task].makes == "audio":
         engine = "speech"
     limits: dict[str, Any] = {}
+    more: dict[str, Any] = {}
+    precision = model.precision or "bfloat16"
     if isinstance(model, Shape):
         bound = context or min(CONTEXT, model.context or CONTEXT)
         limits = {"context_tokens": bound, "output_tokens": bound}
+        if task == "text-generation" and reads_pictures(path):
+            limits |= picture_limits(bound)
+            more["input"] = ["text", "image"]
+        if model.packed_bits == 4:
+            precision = "int4"
     entry = CatalogEntry.model_validate(
         {
             "name": "trial",
             "task": task,
             "engine": engine,
             "checkpoint": str(path),
-            "options": {"dtype": model.precision or "bfloat16"},
+            "options": {"dtype": precision},
             "limits": limits,
+            **more,
             "price": [{"unit": "request", "amount": "1"}],
         }
     )

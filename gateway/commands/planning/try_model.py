@@ -38,6 +38,8 @@ from workers.contract.trials import (
 
 DTYPES: Final = "bfloat16,int8"
 BATCHES: Final = "1,8"
+TRIED: Final = (*PRECISIONS, "int4")
+"""Precisions; int4 is of weights that are stored in four bits."""
 OUTPUT_TOKENS: Final = 64
 BATCH_MAX: Final = 1024
 _MILLION: Final = 1_000_000
@@ -96,8 +98,8 @@ class Listed(click.ParamType[tuple[Any, ...]]):
 
 
 def _dtype(text: str) -> str:
-    if text not in PRECISIONS:
-        raise ValueError(f"{text!r} is not a precision; known are {', '.join(PRECISIONS)}")
+    if text not in TRIED:
+        raise ValueError(f"{text!r} is not a precision; known are {', '.join(TRIED)}")
     return text
 
 
@@ -112,6 +114,7 @@ def _batch(text: str) -> int:
     epilog=example(
         "tollgate try pocket-chat --dtypes float32,int8 --batch 1,8",
         "tollgate try /models/qwen3-8b --dtypes bfloat16,int8,fp8 --batch 1,8,32 --price 3.20",
+        "tollgate try /models/qwen2.5-vl-7b --picture receipt.png --prompts questions.txt",
     ),
 )
 @click.argument("model")
@@ -132,13 +135,20 @@ def _batch(text: str) -> int:
 )
 @click.option(
     "--reference",
-    type=click.Choice(list(PRECISIONS)),
+    type=click.Choice(TRIED),
     help="Precision to compare with.  [default: the entry's, or that of the weights]",
 )
 @click.option(
     "--prompts",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="File of prompts, one on each line.  [default: the entry's examples]",
+)
+@click.option(
+    "--picture",
+    "pictures",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    multiple=True,
+    help="Picture that each conversation has; for several, repeat it.",
 )
 @click.option(
     "--output",
@@ -165,6 +175,7 @@ def try_command(
     batches: tuple[int, ...],
     reference: str | None,
     prompts: Path | None,
+    pictures: tuple[Path, ...],
     output_tokens: int,
     context: int | None,
     device: str | None,
@@ -191,12 +202,14 @@ def try_command(
     if prompts is not None and not texts:
         raise ValueError(f"{prompts} has no prompts")
     chosen = reference or subject.reference
+    files = tuple(path.read_bytes() for path in pictures)
     found = _run(
         subject,
         chosen,
         dtypes,
         batches,
-        inputs=subject.inputs(texts, output_tokens),
+        inputs=subject.inputs(texts, output_tokens, len(files)),
+        files=files,
         output_tokens=output_tokens,
         threads=threads,
     )
@@ -244,6 +257,7 @@ def _run(
     batches: tuple[int, ...],
     *,
     inputs: tuple[dict[str, Any], ...],
+    files: tuple[bytes, ...],
     output_tokens: int,
     threads: int | None,
 ) -> list[TriedPrecision]:
@@ -258,6 +272,7 @@ def _run(
             inputs,
             output_tokens,
             None if dtype == reference else answers or (),
+            files,
         )
         click.echo(f"{dtype} …", err=True)
         found.append(tried := TriedPrecision(dtype))

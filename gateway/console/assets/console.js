@@ -17,14 +17,32 @@ async function copy(button) {
   setTimeout(() => button.classList.remove("done"), 1200);
 }
 
+/** Save a text of the page as a file, without asking the server for it. */
+function save(text, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type: "text/plain" }));
+  link.download = name;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
 document.addEventListener("click", (event) => {
-  const target = event.target.closest("[data-copy], [data-open]");
+  const target = event.target.closest("[data-copy], [data-open], [data-save]");
   if (target?.dataset.copy) copy(target);
+  if (target?.dataset.save) save(`${target.dataset.save}\n`, target.dataset.as);
   if (target?.dataset.open) document.getElementById(target.dataset.open)?.showModal();
   for (const menu of document.querySelectorAll("details.menu[open]")) {
     if (!menu.contains(event.target)) menu.open = false;
   }
+  openRow(event);
 });
+
+/** Open the row that was clicked. Its link covers it, but not beside a first column that stays. */
+function openRow(event) {
+  if (event.target.closest("a, button, input, label, select, details, form, audio") || String(getSelection())) return;
+  const link = event.target.closest("main .rows tbody tr")?.querySelector("a.open");
+  link?.dispatchEvent(new MouseEvent("click", event));
+}
 
 // Of a row of tabs that scrolls, the chosen one is in sight.
 for (const tab of document.querySelectorAll(".tabs > [aria-current]")) {

@@ -76,12 +76,15 @@ function priceOf(found, model = "") {
 
 export async function quote() {
   const price = document.getElementById("price");
-  if (!form.checkValidity()) {
-    price.textContent = "";
-    return;
-  }
   const number = ++asked;
+  clearTimeout(timer);
+  timer = 0;
+  price.ariaBusy = "true";
   try {
+    if (!form.checkValidity()) {
+      price.textContent = "";
+      return;
+    }
     const models = others();
     const answers = await Promise.all(
       ["", ...models].map((model) => send(form.dataset.quote, "application/json", { values: model ? { model } : {} })),
@@ -97,10 +100,13 @@ export async function quote() {
     }
   } catch (error) {
     if (number === asked) price.textContent = error.message;
+  } finally {
+    if (number === asked && !timer) price.ariaBusy = "false";
   }
 }
 
 export function changed() {
+  document.getElementById("price").ariaBusy = "true";
   clearTimeout(timer);
   timer = setTimeout(quote, 300);
 }
@@ -146,11 +152,18 @@ export function refuse(error) {
   }
 }
 
-/** Run orders with the form disabled; `leaving` ends them. */
+/** Switch a button off or on; it keeps the focus, which a disabled one would lose. */
+export function switchOff(button, off = true) {
+  button.setAttribute("aria-disabled", String(off));
+}
+
+export const isOff = (button) => button.disabled || button.ariaDisabled === "true";
+
+/** Run orders with the form switched off; `leaving` ends them. */
 export async function busy(run, { stoppable = true } = {}) {
   const leaving = new AbortController();
   refusal.hidden = true;
-  order.disabled = true;
+  switchOff(order);
   stop.hidden = !stoppable;
   stop.onclick = () => leaving.abort();
   document.getElementById("nothing").hidden = true;
@@ -159,7 +172,8 @@ export async function busy(run, { stoppable = true } = {}) {
   } catch (error) {
     refuse(error);
   }
-  order.disabled = false;
+  switchOff(order, false);
+  if (document.activeElement === stop) order.focus();
   stop.hidden = true;
 }
 

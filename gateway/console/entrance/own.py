@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from litestar import Controller, Response, get, post
 from litestar.params import FromPath
@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 from gateway.accounts.budgets import read_zone
 from gateway.accounts.sessions import THEMES, Choices, choose
 from gateway.api.http.request import ApiRequest
+from gateway.console.columns import ListColumns
 from gateway.console.entrance.enter import HOME, local_path
 from gateway.console.guards import address_of, needs
 from gateway.console.rendering import page
@@ -22,6 +23,19 @@ from gateway.errors import InvalidRequest, NotFound
 from gateway.operations.accounts import find_owner
 from gateway.operations.entrance import sessions
 from gateway.operations.entrance.sessions import session_limits
+
+LISTS: Final = (
+    ListColumns(
+        "sessions",
+        {
+            "with": "With",
+            "network": "Network",
+            "browser": "Browser",
+            "seen": "Last seen",
+            "ends": "Ends",
+        },
+    ),
+)
 
 
 class OwnController(Controller):
@@ -48,6 +62,7 @@ class OwnController(Controller):
             request,
             visitor,
             "entrance/sessions.html",
+            lists=LISTS,
             title="Your sessions",
             sessions=found,
             now=datetime.now(UTC),

@@ -7,7 +7,7 @@ import json
 import platform
 from typing import Any, Final, cast
 
-from litestar import Controller, Response, get
+from litestar import Controller, Litestar, Response, get
 from litestar.params import FromPath
 
 from gateway.api.http.request import ApiRequest
@@ -62,7 +62,7 @@ class InstallationPages(Controller):
 
     @get("/docs", guards=[needs("catalog.read")])
     async def reference(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
-        query, document = Query(request), await _reference(request)
+        query, document = Query(request), await read_reference(request.app)
         tag = query.one_of("tag", tuple(document.tags))
         found = [one for one in document.find(query.text("q"), tag) if _is_for(visitor, one.path)]
         groups = {
@@ -85,7 +85,7 @@ class InstallationPages(Controller):
     async def type(
         self, request: ApiRequest, visitor: CurrentVisitor, name: FromPath[str]
     ) -> Response[str]:
-        document = await _reference(request)
+        document = await read_reference(request.app)
         if name not in document.schemas:
             raise NotFound("not_found", f"The API has no type {name!r}.")
         schema = document.schemas[name]
@@ -103,7 +103,7 @@ class InstallationPages(Controller):
     async def operation(
         self, request: ApiRequest, visitor: CurrentVisitor, operation: FromPath[str]
     ) -> Response[str]:
-        document = await _reference(request)
+        document = await read_reference(request.app)
         found = document.operations.get(operation)
         if found is None or not _is_for(visitor, found.path):
             raise NotFound("not_found", f"The API has no route {operation!r}.")
@@ -130,7 +130,7 @@ class InstallationPages(Controller):
 
     @get("/about", guards=[needs("own.write")])
     async def about(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
-        document = await _reference(request)
+        document = await read_reference(request.app)
         assets = load_assets()
         return await page(
             request,
@@ -168,11 +168,11 @@ def _usual(entries: tuple[CatalogEntry, ...], operation: str) -> CatalogEntry | 
     return next((each for each in entries if each.task == task), entries[0] if entries else None)
 
 
-async def _reference(request: ApiRequest) -> ApiReference:
+async def read_reference(app: Litestar) -> ApiReference:
     """Return the document, read once per process: making it takes a second."""
-    state = request.app.state
+    state = app.state
     if _KEPT not in state:
-        schema = await asyncio.to_thread(request.app.openapi_schema.to_schema)
+        schema = await asyncio.to_thread(app.openapi_schema.to_schema)
         state[_KEPT] = await asyncio.to_thread(read_document, schema)
     return cast("ApiReference", state[_KEPT])
 

@@ -114,7 +114,8 @@ async def _find(services: Services, visitor: Visitor, rest: str) -> LiveSubject:
 
 async def _read_hour(services: Services) -> Message:
     await services.traffic.refresh()
-    curves = hour_curves(services.traffic.minutes(datetime.now(UTC)))
+    now, traffic = datetime.now(UTC), services.traffic
+    curves = hour_curves(traffic.minutes(now), traffic.first_outputs(now))
     return {"texts": {curve.name: curve.points for curve in curves}}
 
 

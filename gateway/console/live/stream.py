@@ -7,6 +7,7 @@ count as use of the session. It ends after ten minutes, and the browser opens th
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
@@ -29,6 +30,9 @@ CHECK_S: Final = 4.0
 """Interval at which a stream's session is checked."""
 PACE_S: Final = 0.25
 """Minimum interval between two writes to a browser."""
+SPREAD_S: Final = 0.2
+"""Time over which the writes of one instant to all viewers are spread: the gateway passes them on
+between the tokens of its streams."""
 FOLLOWED_MAX: Final = 30
 RETRY: Final = b"retry: 3000\n\n"
 
@@ -65,6 +69,7 @@ async def _events(
     """Yield the messages of a viewer until its stream ends."""
     viewer = updates.join(subjects)
     began = checked = written = time.monotonic()
+    turn_s = random.uniform(0, SPREAD_S)
     try:
         yield RETRY + event_data({"topics": list(subjects), "refused": refused}, name="begin")
         while not viewer.ended and (now := time.monotonic()) < began + LENGTH_S:
@@ -82,6 +87,7 @@ async def _events(
                 written = now
             due = min(checked + CHECK_S, written + KEEP_ALIVE_S, began + LENGTH_S)
             await viewer.wait(max(due - time.monotonic(), 0))
+            await asyncio.sleep(turn_s)
     finally:
         updates.leave(viewer)
 

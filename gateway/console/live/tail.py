@@ -30,7 +30,7 @@ from gateway.console.live.topics import LiveSubject, Message, Reader, Topic
 from gateway.console.queries import ROWS
 from gateway.console.rendering import environment
 from gateway.console.views.formats import Clock
-from gateway.console.views.requests import RequestRow, request_row
+from gateway.console.views.requests import COLUMNS, RequestRow, request_row
 from gateway.console.visitors import Visitor
 from gateway.ids import is_request_id
 from gateway.ledger.closed import ClosedRequest
@@ -258,7 +258,7 @@ class Tail:
                 account=self._choice.account_id,
                 with_account=self._choice.account_id is None,
                 wide=PLACES,
-                hidden=look.hidden,
+                shows=COLUMNS.shown(look.hidden).shows,
                 hold_places=PLACES,
                 charge_places=PLACES,
                 cancels=False,

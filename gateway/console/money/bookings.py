@@ -15,15 +15,30 @@ from gateway.billing.usage.archived import add_archived
 from gateway.billing.usage.bookings import Booking, list_bookings
 from gateway.billing.usage.report import Filters, Span, UsageSums, read_span, stored_usage
 from gateway.catalog.tasks import TASKS
-from gateway.checks.moments import timestamp
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs
-from gateway.console.money.usage import usage_filters
+from gateway.console.money.usage import booked_part, usage_filters
 from gateway.console.queries import ROWS, Query
 from gateway.console.rendering import page
 from gateway.console.scope import account_of
 from gateway.console.views.formats import count, usd
 from gateway.console.views.money import SumRow, sum_total
 from gateway.console.visitors import CurrentVisitor, Visitor
+
+LISTS: Final = (
+    ListColumns(
+        "bookings",
+        {
+            "kind": "Kind",
+            "request": "Request",
+            "account": "Account",
+            "model": "Model",
+            "task": "Task",
+            "key": "Key",
+            "amount": "Amount, $",
+        },
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +70,7 @@ class BookingPages(Controller):
             request,
             visitor,
             "money/bookings.html",
+            lists=LISTS,
             title=_title(asked.account, total),
             account=asked.account,
             span=asked.span,
@@ -81,10 +97,9 @@ def _asked(connection: Connection, visitor: Visitor, query: Query) -> _Asked:
 
 def _file_url(query: Query, span: Span) -> str | None:
     """Return the address of the same charges as files, which are not chosen by tag."""
-    if query.text("tag") is not None:
+    days = booked_part(span)
+    if query.text("tag") is not None or days is None:
         return None
-    ends_at = min(span.ends_at, datetime.now(UTC))
-    days = {"from": timestamp(span.starts_at), "to": timestamp(ends_at)}
     return query.at("/console/usage/charges", cursor=None, **days)
 
 

@@ -18,6 +18,7 @@ from gateway.accounts.accounts import account_names
 from gateway.api.http.request import ApiRequest
 from gateway.catalog.schema import CatalogEntry
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs, require_proof
 from gateway.console.jobs.pages import start_job
 from gateway.console.jobs.runner import Progress
@@ -44,6 +45,16 @@ from gateway.pricing import UNITS, Price, format_usd, parse_usd
 LISTED: Final = 10_000
 """Requests of a correction that its result lists; the sums are those of all."""
 _ONCE: Final = ("model", "account", "from", "to", "minimum")
+LISTS: Final = (
+    ListColumns(
+        "corrections",
+        {
+            "paid": "Paid, $",
+            "due": "Due, $",
+            "back": "Back, $",
+        },
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +246,7 @@ async def _page(
         request,
         visitor,
         "money/corrections.html",
+        lists=LISTS,
         title=_title(result, is_booked=booking is not None),
         status=error.http_status if error else 200,
         form=form,

@@ -21,8 +21,9 @@ from gateway.accounts.accounts import Account, account_names
 from gateway.api.http.bodies import read_body
 from gateway.api.http.request import ApiRequest
 from gateway.billing.usage.archived import add_archived
+from gateway.billing.usage.minutes import floor_hour
 from gateway.billing.usage.report import Filters, Span, stored_usage, total
-from gateway.billing.usage.rollups import built_range, floor_hour, seals
+from gateway.billing.usage.rollups import built_range, seals
 from gateway.billing.usage.whatif import example_requests
 from gateway.catalog.schema import CatalogEntry
 from gateway.checks.moments import read_moment, timestamp

@@ -24,6 +24,7 @@ from gateway.billing.statements.organisation import OrganisationStatement
 from gateway.billing.statements.statement import months_of
 from gateway.billing.usage.report import Filters, Group, Span, read_span, usage
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs
 from gateway.console.queries import ROWS, FormValues, Query, problems_of, read_form
 from gateway.console.rendering import page
@@ -44,6 +45,18 @@ ALL_ACCOUNTS: Final = 0
 USAGE_MAX: Final = 200
 """Rows of the usage that the page shows; the file has all."""
 SUMS: Final = ("requests", "cost_nanos", "refund_nanos", "net_nanos")
+LISTS: Final = (
+    ListColumns(
+        "organisations",
+        {
+            "number": "Number",
+            "accounts": "Accounts",
+            "available": "Available",
+            "held": "Held",
+            "created": "Created",
+        },
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +347,7 @@ async def _index_page(
         request,
         visitor,
         "money/organisations.html",
+        lists=LISTS,
         title="Organisations",
         status=error.http_status if error else 200,
         as_file=TableFile(

@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 from gateway.accounts.accounts import Account, account_names
 from gateway.api.http.request import ApiRequest
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.guards import address_of, needs
 from gateway.console.queries import ROWS, Query, problems_of, read_form
 from gateway.console.rendering import page
@@ -32,6 +33,19 @@ STATES: Final[Mapping[str, tuple[str, str]]] = {
     "refunded": ("refunded", "warn"),
     "disputed": ("disputed", "warn"),
 }
+LISTS: Final = (
+    ListColumns(
+        "payments",
+        {
+            "account": "Account",
+            "state": "State",
+            "amount": "Amount, $",
+            "returned": "Returned, $",
+            "provider": "Provider",
+            "reference": "Reference",
+        },
+    ),
+)
 
 
 class PaymentPages(Controller):
@@ -118,6 +132,7 @@ async def _list_page(
         request,
         visitor,
         "money/payments.html",
+        lists=LISTS,
         title=f"Payments{f' of {account.name}' if account else ''}",
         status=error.http_status if error else 200,
         account=account,

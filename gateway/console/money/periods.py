@@ -19,6 +19,7 @@ from gateway.api.native.statements import read_month
 from gateway.billing.statements.close import BillingPeriod, list_periods
 from gateway.billing.statements.statement import Invoice, invoices_of
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs, require_proof
 from gateway.console.jobs.pages import start_job
 from gateway.console.jobs.runner import Progress, Work
@@ -38,6 +39,19 @@ KINDS: Final = ("period.rehearse", "period.close", "period.verify")
 INVOICES_SHOWN: Final = 200
 TIERS: Final = 4
 """Empty tiers that the form of rebates offers."""
+LISTS: Final = (
+    ListColumns(
+        "periods",
+        {
+            "state": "State",
+            "receipts": "Receipts",
+            "charged": "Charged, $",
+            "transfers": "Transfers",
+            "closed": "Closed",
+            "seal": "Seal",
+        },
+    ),
+)
 
 
 class MonthJobs(NamedTuple):
@@ -204,6 +218,7 @@ async def _index_page(
         request,
         visitor,
         "money/periods.html",
+        lists=LISTS,
         title=f"{len(due)} month{'' if len(due) == 1 else 's'} to close" if due else "Months",
         status=error.http_status if error else 200,
         rows=found[::-1],

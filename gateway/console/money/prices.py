@@ -17,6 +17,7 @@ from gateway.billing.usage.margins import BelowCost, count_below_cost
 from gateway.billing.usage.report import Filters, Group, Span, usage
 from gateway.catalog.selling.terms import OwnPrices
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs, require_proof
 from gateway.console.money.offers import price_page, set_from_form, try_from_form
 from gateway.console.queries import read_form
@@ -32,6 +33,21 @@ from gateway.operations import prices
 from gateway.operations.prices import PriceCancelBody
 
 MONTH: Final = timedelta(days=30)
+LISTS: Final = (
+    ListColumns(
+        "prices",
+        {
+            "list_price": "List price",
+            "since": "Since",
+            "next": "Next change",
+            "batches": "In batches",
+            "own": "Own prices",
+            "revenue": "Revenue, $",
+            "margin": "Margin, $",
+            "margin_share": "Margin",
+        },
+    ),
+)
 
 
 class PricePages(Controller):
@@ -59,6 +75,7 @@ class PricePages(Controller):
             request,
             visitor,
             "money/prices.html",
+            lists=LISTS,
             title=f"{len(entries)} models on sale; margin of 30 days {usd(total.margin_nanos)}",
             rows=rows,
             as_file=TableFile(

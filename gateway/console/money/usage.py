@@ -319,12 +319,23 @@ def _footer_digest(selection: ExportRequest) -> str:
     return digest_of(selection.name, str(selection.span.zone), chosen)
 
 
-def _charges_url(query: Query, asked: UsageQuestion) -> str:
+def _charges_url(query: Query, asked: UsageQuestion) -> str | None:
     dropped = dict.fromkeys(("by", "by2", "metric", "vs", "top", "tag", "format"))
-    # Until everything is booked, so that each visit of the page has the same span.
-    ends_at = min(asked.span.ends_at, datetime.now(UTC) - SETTLED_AFTER).replace(microsecond=0)
-    span = {"from": timestamp(asked.span.starts_at), "to": timestamp(ends_at)}
+    span = booked_part(asked.span)
+    if span is None:
+        return None
     return query.url(**dropped, **span).replace("/usage", "/usage/charges", 1)
+
+
+def booked_part(span: Span) -> dict[str, str] | None:
+    """Return the part of a span in which everything is booked, as fields; None if it is too recent.
+
+    It ends with a whole second, so that each visit of a page has the same.
+    """
+    ends_at = min(span.ends_at, datetime.now(UTC) - SETTLED_AFTER).replace(microsecond=0)
+    if span.starts_at >= ends_at:
+        return None
+    return {"from": timestamp(span.starts_at), "to": timestamp(ends_at)}
 
 
 def _tags(names: Sequence[str]) -> list[str]:

@@ -26,6 +26,7 @@ from gateway.billing.usage.report import Filters, Group, Span, regroup, usage
 from gateway.billing.usage.traffic import Activity, activity_of
 from gateway.checks.decoding import read_id
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs
 from gateway.console.queries import ROWS, FormValues, Query, problems_of, read_form
 from gateway.console.rendering import page
@@ -48,6 +49,25 @@ UTC_ZONE: Final = ZoneInfo("UTC")
 FILE_COLUMNS: Final = (
     *("id", "name", "status", "posted_nanos", "held_nanos", "available_nanos"),
     *("credit_limit_nanos", "report_tz", "created_at"),
+)
+LISTS: Final = (
+    ListColumns(
+        "accounts",
+        {
+            "number": "Number",
+            "state": "State",
+            "available": "Available, $",
+            "held": "Held, $",
+            "limit": "Credit limit, $",
+            "week": "7 days, $",
+            "curve": "By day, as a line",
+            "requests": "Requests",
+            "open": "Open",
+            "last": "Last request",
+            "zone": "Zone",
+            "opened": "Opened",
+        },
+    ),
 )
 
 
@@ -91,6 +111,7 @@ class AccountPages(Controller):
             request,
             visitor,
             "accounts.html",
+            lists=LISTS,
             title="Accounts",
             rows=found[:ROWS],
             proofs={

@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from gateway.accounts.accounts import Account
 from gateway.api.http.request import ApiRequest
 from gateway.audit_log import ACTS, Act
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs
 from gateway.console.queries import Query
 from gateway.console.rendering import page
@@ -18,6 +19,19 @@ from gateway.console.views.audit import AuditRow, audit_row
 from gateway.console.views.files import TableFile
 from gateway.console.visitors import CurrentVisitor
 from gateway.operations import audit
+
+LISTS: Final = (
+    ListColumns(
+        "audit",
+        {
+            "act": "Act",
+            "of": "Of",
+            "by": "By",
+            "reason": "Reason",
+            "changes": "Changes",
+        },
+    ),
+)
 
 
 class AuditPages(Controller):
@@ -55,6 +69,7 @@ class AuditPages(Controller):
             request,
             visitor,
             "audit.html",
+            lists=LISTS,
             title=f"Audit log of {account.name}" if account else "Audit log",
             account=account,
             rows=rows,

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from gateway.accounts.accounts import Account, account_names
 from gateway.accounts.budgets import BudgetState, budget_states, list_budgets
 from gateway.api.http.request import ApiRequest
+from gateway.audit_log import AuditEvent
 from gateway.billing.reconciliation import Reconciliation, last_reconciliation
 from gateway.billing.statements.close import months_to_close
 from gateway.billing.usage.comparison import earlier_span
@@ -21,7 +22,7 @@ from gateway.billing.usage.coverage import midnight
 from gateway.billing.usage.failures import Failures, count_failures
 from gateway.billing.usage.report import Filters, Group, Span, regroup, usage
 from gateway.billing.usage.traffic import OpenHolds, first_output_p95, open_holds
-from gateway.catalog.schema import CatalogEntry
+from gateway.catalog.reloads import last_load
 from gateway.checks.moments import read_moment
 from gateway.console.answers import see_other
 from gateway.console.guards import needs
@@ -36,9 +37,15 @@ from gateway.console.views.evidence import bookings_url, open_requests_url
 from gateway.console.views.formats import Clock, usd
 from gateway.console.views.limits import budget_urls
 from gateway.console.views.money import sum_rows, sum_total
-from gateway.console.views.overview import changes_of, hour_curves, overview_texts, overview_title
+from gateway.console.views.overview import (
+    changes_of,
+    hour_curves,
+    load_text,
+    overview_texts,
+    overview_title,
+)
 from gateway.console.views.prices import own_accounts, period_prices
-from gateway.console.views.requests import request_row
+from gateway.console.views.requests import example_model, request_row
 from gateway.console.visitors import CurrentVisitor
 from gateway.ledger.prices import (
     LIST,
@@ -79,6 +86,8 @@ class Installation:
     first_us: int | None
     to_close: list[str]
     failing_webhooks: int
+    loaded: AuditEvent | None
+    """The last load of the catalog, also one that was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +130,7 @@ class HomePages(Controller):
                 first_us=first_output_p95(connection, now - HOUR),
                 to_close=months_to_close(connection, now),
                 failing_webhooks=count_failing(connection, now - DAY),
+                loaded=last_load(connection),
                 failures=count_failures(
                     connection, account_id=None, starts_at=now - DAY, ends_at=now
                 ),
@@ -144,7 +154,7 @@ class HomePages(Controller):
             title=overview_title(state),
             live=1,
             texts=overview_texts(state),
-            curves=hour_curves(services.traffic.minutes(datetime.now(UTC))),
+            curves=hour_curves(services.traffic.minutes(now), services.traffic.first_outputs(now)),
             proof=found.proof,
             booked_today=bookings_url(since),
             holding=open_requests_url(),
@@ -157,8 +167,10 @@ class HomePages(Controller):
             first_us=found.first_us,
             to_close=found.to_close,
             failing_webhooks=found.failing_webhooks,
+            loaded=found.loaded,
+            load_text=load_text,
             base_url=str(request.base_url).rstrip("/"),
-            example=_example(services.live.entries()),
+            example=example_model(services.live.entries()),
             memory_parts=memory_parts,
             waits={model: load.seconds(load.cost) for model, load in state.loads.items()},
             failures=found.failures,
@@ -167,7 +179,7 @@ class HomePages(Controller):
             reports=reports,
             tail=latest_tail(latest.items, zone=visitor.zone),
             workers=connected,
-            gateways=[gateway_view(state) for state in gateways or ()],
+            gateways=[gateway_view(state) for state in gateways or () if state.part == "gateway"],
             upstreams=list_upstreams(services.live.entries(), connected or []),
             kinds=KINDS,
             loads=state.loads,
@@ -242,18 +254,13 @@ class HomePages(Controller):
             may_pay=visitor.may("payments.write", account.id),
             rows=[request_row(one, {account.id: account.name}) for one in latest.items],
             base_url=str(request.base_url).rstrip("/"),
+            example=example_model(services.live.entries()),
         )
 
 
 def _month_start(zone: str, now: datetime) -> datetime:
     """Return when the present month of a zone began."""
     return midnight(now.astimezone(ZoneInfo(zone)).date().replace(day=1), ZoneInfo(zone))
-
-
-def _example(entries: Sequence[CatalogEntry]) -> str:
-    """Return a model that answers the call of an example."""
-    chats = [entry.name for entry in entries if entry.task == "text-generation"]
-    return chats[0] if chats else "pocket-chat"
 
 
 def _days_left(available_nanos: int, week_nanos: int) -> int | None:

@@ -18,6 +18,7 @@ from gateway.accounts.roles import ROLES
 from gateway.api.http.bodies import read_body
 from gateway.api.http.request import ApiRequest
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs, no_page, require_proof
 from gateway.console.once import author_once, is_sent_again, new_once
 from gateway.console.queries import FormValues, Query, problems_of, read_form
@@ -40,6 +41,23 @@ FILE_COLUMNS: Final = (
     *("id", "prefix", "name", "account", "status", "scopes", "role", "models", "created_at"),
     *("expires_at", "last_used_at", "spent_nanos", "held_nanos", "limit_nanos"),
     *("requests_per_minute", "tokens_per_minute", "concurrent"),
+)
+LISTS: Final = (
+    ListColumns(
+        "keys",
+        {
+            "name": "Name",
+            "account": "Account",
+            "state": "State",
+            "may": "May",
+            "spent": "Spent, $",
+            "held": "Held, $",
+            "limit": "Limit, $",
+            "used": "Last used",
+            "expires": "Expires",
+            "created": "Created",
+        },
+    ),
 )
 
 
@@ -77,6 +95,7 @@ class KeyPages(Controller):
             request,
             visitor,
             "keys.html",
+            lists=LISTS,
             title=f"Keys{of}",
             account=account,
             rows=rows,

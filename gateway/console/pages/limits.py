@@ -20,6 +20,7 @@ from gateway.api.http.bodies import read_body
 from gateway.api.http.request import ApiRequest
 from gateway.checks.decoding import read_id
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs
 from gateway.console.queries import FormValues, Query, problems_of, read_form
 from gateway.console.rendering import page
@@ -42,6 +43,29 @@ NUMBERS: Final = (
     "cancelled_seconds_per_hour",
 )
 FORMS: Final = ("budget", "rate", "storage")
+LISTS: Final = (
+    ListColumns(
+        "budgets",
+        {
+            "of": "Of",
+            "bar": "Used as a bar",
+            "spent": "Spent",
+            "held": "Held",
+            "limit": "Limit",
+            "resets": "Resets",
+        },
+    ),
+    ListColumns(
+        "rates",
+        {
+            "model": "Model",
+            "requests": "Requests a minute",
+            "tokens": "Tokens a minute",
+            "concurrent": "At a time",
+            "cancelled": "Cancelled, s an hour",
+        },
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +287,7 @@ async def _limits_page(
         request,
         visitor,
         "limits.html",
+        lists=LISTS,
         title=_title(account, sum(row.is_used_up for row in rows), sum(e.is_full for e in rates)),
         status=error.http_status if error else 200,
         account=account,

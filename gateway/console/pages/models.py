@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast, get_args
 from urllib.parse import urlencode
 
@@ -29,6 +30,7 @@ from gateway.catalog.picking.pick import RESULTS, pick, read_wish
 from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import TASKS, Modality, Task
 from gateway.catalog.views import EntryView, PickView
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs
 from gateway.console.playground.code import code_of
 from gateway.console.queries import Query
@@ -58,6 +60,7 @@ from gateway.console.views.offers import (
     version_rows,
 )
 from gateway.console.visitors import CurrentVisitor, Visitor
+from gateway.dispatch.health import QueueHealth
 from gateway.errors import InvalidRequest, unknown_model
 from gateway.ledger.prices import LIST, price_periods_of, read_price
 from gateway.performance import WINDOWS, Window, output_kind
@@ -69,6 +72,35 @@ SORTS: Final = (
     ("typical", "price, lowest first"),
     ("-typical", "price, highest first"),
     ("speed", "speed"),
+)
+LISTS: Final = (
+    ListColumns(
+        "models",
+        {
+            "task": "Task",
+            "available": "Available",
+            "typical": "One order, $",
+            "order": "Order",
+            "batch": "In a batch, $",
+            "price": "Price",
+            "context": "Context",
+            "median": "Median",
+            "p95": "p95",
+            "success": "Success",
+            "vendor": "Vendor",
+            "licence": "Licence",
+        },
+    ),
+    ListColumns(
+        "picks",
+        {
+            "task": "Task",
+            "typical": "One result, $",
+            "results": "All results, $",
+            "available": "Available",
+            "why": "Why",
+        },
+    ),
 )
 
 
@@ -101,7 +133,8 @@ class ModelPages(Controller):
         query, services = Query(request), request.services
         offers = Offers(request, visitor)
         entries, sizes = offers.entries, read_sizes(query)
-        announcements = services.requests.health.announcements
+        health = services.requests.health
+        announcements, healthy = health.announcements, health.healthy
         recent = await services.performance.recent(services.live.names())
         seconds = {name: found.median_s for name, found in recent.items()}
         task, most = query.one_of("task", get_args(Task)), query.amount("most")
@@ -113,7 +146,8 @@ class ModelPages(Controller):
             good_for=query.text("good_for"),
             language=query.text("language"),
             voice=query.text("voice"),
-            available=True if query.text("available") else None,
+            # While it is unknown, the filter would select what was available.
+            available=True if query.text("available") and healthy else None,
             words=read_words(query.text("q")),
         )
         sort = read_sort(query.text("sort") or "name")
@@ -133,6 +167,7 @@ class ModelPages(Controller):
                 for_operator=visitor.role is not None,
                 recent=recent.get(entry.name),
                 has_own_price=services.live.has_price_override(entry.name, offers.account_id),
+                healthy=healthy,
                 sizes=sizes,
             )
             for entry in chosen
@@ -143,14 +178,17 @@ class ModelPages(Controller):
         if sizes and sort in ("typical", "-typical"):
             sign = -1 if sort == "-typical" else 1
             rows.sort(key=lambda row: (row.typical_nanos is None, sign * (row.typical_nanos or 0)))
-        available = sum(row.available for row in rows)
+        available = sum(row.available is True for row in rows)
         # What runs now comes first; the order within is the one asked for.
         rows.sort(key=lambda row: not row.available)
         return await page(
             request,
             visitor,
             "models.html",
-            title=f"{available} of {len(rows)} models are available",
+            lists=LISTS,
+            title=f"{available} of {len(rows)} models are available"
+            if healthy
+            else f"{len(rows)} models; which are available is unknown",
             rows=rows,
             as_file=TableFile(
                 "models",
@@ -162,12 +200,14 @@ class ModelPages(Controller):
                     "reason",
                     "typical_nanos",
                     "typical",
+                    "batch_nanos",
                     "prices",
                     "median_s",
                     "p95_s",
                     "success",
                     "context",
                     "vendor",
+                    "license",
                     "good_for",
                 ),
                 rows,
@@ -180,7 +220,8 @@ class ModelPages(Controller):
             tasks=tuple(TASKS),
             sorts=SORTS,
             filters=query.values,
-            healthy=services.requests.health.healthy,
+            healthy=healthy,
+            unknown_since=_last_read(health),
         )
 
     @get("/compare", guards=[needs("catalog.read")])
@@ -222,14 +263,12 @@ class ModelPages(Controller):
     ) -> Response[str]:
         services, offers, query = request.services, Offers(request, visitor), Query(request)
         entry = offers.find(name.lstrip("/"))
-        if entry is None:
-            raise unknown_model(name.lstrip("/"), listed="the list of models")
+        model = name.lstrip("/") if entry is None else entry.name
         mine = None if visitor.role else {LIST, *visitor.memberships}
-
         now, cache = datetime.now(UTC), services.live.prices
 
         def read(connection: Connection) -> tuple[list[VersionRow], dict[int, str], SumRow]:
-            found = price_periods_of(connection, model=entry.name, account_ids=mine)
+            found = price_periods_of(connection, model=model, account_ids=mine)
             history = version_rows(
                 entry,
                 offers.find,
@@ -240,10 +279,17 @@ class ModelPages(Controller):
             return (
                 history,
                 account_names(connection, {each.account_id for each in found}),
-                _used(connection, visitor, entry.name),
+                _used(connection, visitor, model),
             )
 
         history, names, used = await services.database.report(read, account_id=visitor.account_id)
+        if entry is None:
+            if not history:
+                raise unknown_model(model, listed="the list of models")
+            versions: dict[str, Any] = {"history": history, "names": names, "until": now}
+            return await page(
+                request, visitor, "model_gone.html", title=model, sold=False, **versions
+            )
         announcements = services.requests.health.announcements
         view = entry_view(
             entry, announcements, find=offers.find, for_operator=visitor.role is not None
@@ -261,6 +307,7 @@ class ModelPages(Controller):
             batch=batch_view(entry),
             has_own_price=services.live.has_price_override(entry.name, offers.account_id),
             history=history,
+            sold=True,
             until=drawn_until(history, now),
             calculation=calculate(entry, query),
             chosen=query.values,
@@ -341,6 +388,7 @@ class ModelPages(Controller):
             request,
             visitor,
             "pick.html",
+            lists=LISTS,
             title=_pick_title(found, best["name"] if best else None),
             status=200 if problem is None else problem.http_status,
             found=found,
@@ -356,6 +404,13 @@ class ModelPages(Controller):
             tasks=tuple(TASKS),
             filters=query.values,
         )
+
+
+def _last_read(health: QueueHealth) -> datetime | None:
+    """Return when the queue server was last read; None if it never was."""
+    if math.isinf(health.age_s):
+        return None
+    return datetime.now(UTC) - timedelta(seconds=health.age_s)
 
 
 def _example(entry: CatalogEntry, view: EntryView) -> dict[str, Any]:

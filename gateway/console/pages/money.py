@@ -24,6 +24,7 @@ from gateway.billing.reconciliation import (
 )
 from gateway.checks.decoding import read_id
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs, require_proof, require_proof_of
 from gateway.console.jobs.pages import start_job
 from gateway.console.jobs.runner import Progress
@@ -59,6 +60,19 @@ CREDITS: Final = (("topup", "top-up: was paid for"), ("grant", "grant: a gift"))
 FILE_COLUMNS: Final = (
     *("id", "kind", "amount_nanos", "balance_nanos", "requests", "request_id", "actor", "reason"),
     "booked_at",
+)
+LISTS: Final = (
+    ListColumns(
+        "ledger",
+        {
+            "kind": "Kind",
+            "amount": "Amount, $",
+            "after": "Balance after, $",
+            "what": "For",
+            "reason": "Reason",
+            "by": "By",
+        },
+    ),
 )
 
 
@@ -170,6 +184,7 @@ class MoneyPages(Controller):
             request,
             visitor,
             "ledger.html",
+            lists=LISTS,
             title=_ledger_title(account, proof),
             account=account,
             as_file=TableFile("ledger", FILE_COLUMNS, found[: query.rows], is_cut=more is not None),

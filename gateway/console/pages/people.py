@@ -17,6 +17,7 @@ from gateway.accounts.users import USER_STATUSES, UserStatus, find_user, list_me
 from gateway.api.http.bodies import read_body
 from gateway.api.http.request import ApiRequest
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs, proved
 from gateway.console.queries import ROWS, FormValues, Query, problems_of, read_form
 from gateway.console.rendering import page
@@ -29,6 +30,36 @@ from gateway.operations.entrance.invitations import InvitationBody
 from gateway.operations.entrance.links import LinkBody, LoginLinkView, create_link
 from gateway.operations.entrance.sessions import session_limits
 from gateway.operations.users import MemberBody, UserBody, UserChange, UserView
+
+LISTS: Final = (
+    ListColumns(
+        "users",
+        {
+            "address": "Address",
+            "role": "Role",
+            "accounts": "Accounts",
+            "state": "State",
+        },
+    ),
+    ListColumns(
+        "members",
+        {
+            "address": "Address",
+            "role": "Role",
+            "state": "State",
+        },
+    ),
+    ListColumns(
+        "user_sessions",
+        {
+            "entered": "Entered",
+            "with": "With",
+            "network": "Network",
+            "browser": "Browser",
+            "seen": "Last seen",
+        },
+    ),
+)
 
 
 class UserPages(Controller):
@@ -64,6 +95,7 @@ class UserPages(Controller):
             request,
             visitor,
             "people/sessions.html",
+            lists=LISTS,
             title="Open sessions",
             sessions=found,
             pager=query.pages(more),
@@ -209,6 +241,7 @@ async def _users_page(
         request,
         visitor,
         "people/users.html",
+        lists=LISTS,
         title="Users",
         status=error.http_status if error else 200,
         rows=found,
@@ -278,6 +311,7 @@ async def _members_page(
         request,
         visitor,
         "people/members.html",
+        lists=LISTS,
         title=f"Members of {account.name}",
         status=error.http_status if error else 200,
         account=account,

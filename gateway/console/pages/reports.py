@@ -17,6 +17,7 @@ from gateway.billing.statements.statement import Invoice, invoices_of, months_of
 from gateway.billing.usage.report import Filters, Group, Span, read_span, usage
 from gateway.catalog.tasks import TASKS
 from gateway.checks.months import next_month, starts_at
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs
 from gateway.console.queries import Query
 from gateway.console.rendering import page
@@ -39,6 +40,27 @@ MARGIN_COLUMNS: Final = (
     *("requests", "cost_nanos", "refund_nanos", "net_nanos", "expense_nanos", "margin_nanos"),
     "expensed",
 )
+LISTS: Final = (
+    ListColumns(
+        "margins",
+        {
+            "requests": "Requests",
+            "known": "Cost known of",
+            "revenue": "Revenue, $",
+            "cost": "Cost, $",
+            "margin": "Margin, $",
+            "margin_share": "Margin",
+        },
+    ),
+    ListColumns(
+        "statements",
+        {
+            "state": "State",
+            "documents": "Documents",
+            "total": "Total, $",
+        },
+    ),
+)
 
 
 class ReportPages(Controller):
@@ -56,6 +78,7 @@ class ReportPages(Controller):
             request,
             visitor,
             "margins.html",
+            lists=LISTS,
             title=f"Margin: {usd(total.margin_nanos)}",
             account=account,
             span=span,
@@ -85,6 +108,7 @@ class ReportPages(Controller):
             request,
             visitor,
             "statements.html",
+            lists=LISTS,
             title=f"Statements of {account.name}",
             account=account,
             months=months,
@@ -104,6 +128,7 @@ class ReportPages(Controller):
             made = await database.long_report(
                 lambda connection: statement(connection, account.id, name), account_id=account.id
             )
+            issued = await database.read(lambda connection: invoices_of(connection, account.id))
         except LookupError as error:
             raise NotFound("not_found", f"{error.args[0]}.") from None
         if form is not None:
@@ -116,6 +141,9 @@ class ReportPages(Controller):
             title=f"{account.name}, {name}: {usd(made.total_cents * 10_000_000)}",
             account=account,
             made=made,
+            corrected_by=[
+                each for each in issued if made.invoice and each.corrects == made.invoice.number
+            ],
             proofs={
                 line.model: bookings_url(
                     starts_at(name),

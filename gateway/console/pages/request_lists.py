@@ -14,7 +14,6 @@ from litestar.response import Redirect, Stream
 from sqlalchemy import Connection
 
 from gateway.accounts.accounts import Account, account_names, find_account
-from gateway.accounts.sessions import choose
 from gateway.api.http.request import ApiRequest
 from gateway.api.native.lists import owner_of_key
 from gateway.api.native.usage import key_number
@@ -23,6 +22,7 @@ from gateway.billing.usage.report import Filters, Span, usage
 from gateway.catalog.tasks import TASKS
 from gateway.checks.moments import timestamp
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.entrance.enter import local_path
 from gateway.console.guards import needs
 from gateway.console.live.tail import INTERVAL_S, ListTail, tail_name
@@ -32,7 +32,7 @@ from gateway.console.rendering import page
 from gateway.console.scope import account_of
 from gateway.console.views.files import TableFile, attachment, csv_lines
 from gateway.console.views.histogram import Histogram, histogram, unit_of
-from gateway.console.views.requests import COLUMNS, STATUSES, request_row
+from gateway.console.views.requests import COLUMNS, STATUSES, example_model, request_row
 from gateway.console.visitors import CurrentVisitor, Visitor
 from gateway.errors import FAILURE_STATUS, InvalidRequest, TollgateError
 from gateway.ids import id_before
@@ -58,6 +58,20 @@ _OF_USAGE: Final = frozenset(
     {"account", "key", "model", "task", "outcome", "from", "to", "tail", "sum"}
 )
 """Filters that sums of usage have, of which all but the outcome select bars."""
+LISTS: Final = (
+    COLUMNS,
+    ListColumns(
+        "failures",
+        {
+            "model": "Model",
+            "requests": "Requests",
+            "bar": "Share as a bar",
+            "first": "First",
+            "last": "Last",
+            "example": "Example",
+        },
+    ),
+)
 
 
 class RequestListPages(Controller):
@@ -89,6 +103,7 @@ class RequestListPages(Controller):
             request,
             visitor,
             "requests.html",
+            lists=LISTS,
             live=INTERVAL_S if tail else None,
             tail=tail,
             tail_switch=query.url(tail=None if tail else "on", cursor=None),
@@ -106,10 +121,9 @@ class RequestListPages(Controller):
             tasks=tuple(TASKS),
             reasons=REASONS,
             models=services.live.names(),
-            columns=COLUMNS,
-            hidden=visitor.hidden,
             may_cancel=not tail and visitor.may("requests.write", account.id if account else None),
             base_url=str(request.base_url).rstrip("/"),
+            example=example_model(services.live.entries()),
             bars=query.at("/console/requests/histogram", tail=None) if _has_bars(query) else None,
             file=query.at("/console/requests/file", cursor=None, tail=None),
             pager=_pages(query, found),
@@ -177,17 +191,6 @@ class RequestListPages(Controller):
             await cancel_seen(request, visitor, request_id)
         return see_other(local_path(str(form.get("next", "/console/requests"))))
 
-    @post("/requests/columns", guards=[needs("own.write")])
-    async def columns(self, request: ApiRequest, visitor: CurrentVisitor) -> Redirect:
-        """Choose the columns of the list; they are those of the visitor's next sessions, too."""
-        form = await request.form()
-        shown = {str(value) for value in form.getall("column", [])}
-        hidden = ",".join(name for name in COLUMNS if name not in shown)
-        await request.services.database.write(
-            lambda each: choose(each, visitor.session.id, {"hidden": hidden})
-        )
-        return see_other(local_path(str(form.get("next", "/console/requests"))))
-
     @get("/failures", guards=[needs("requests.read")])
     async def failures(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
         query = Query(request)
@@ -216,6 +219,7 @@ class RequestListPages(Controller):
             request,
             visitor,
             "failures.html",
+            lists=LISTS,
             title=_failures_title(total, account, capped=found.capped),
             account=account,
             as_file=TableFile(
@@ -250,7 +254,8 @@ def _tail(
     if query.text("tail") is None or any(name in query.values for name in CURSORS):
         return None
     since = found.items[0].request_id if found.items else id_before(datetime.now(UTC))
-    name = tail_name(chosen, zone=visitor.zone, hidden=visitor.hidden, since=since)
+    hidden = COLUMNS.hidden_by(visitor.hidden)
+    name = tail_name(chosen, zone=visitor.zone, hidden=hidden, since=since)
     return ListTail(name, since)
 
 

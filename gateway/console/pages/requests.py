@@ -28,7 +28,7 @@ from gateway.console.views.events import request_events
 from gateway.console.views.files import attachment
 from gateway.console.views.formats import duration, usd
 from gateway.console.views.inputs import shown_input
-from gateway.console.views.outputs import ShownOutput, output_file, shown_output
+from gateway.console.views.outputs import ShownOutput, output_file, shown_output, with_stills
 from gateway.console.views.prices import used_period
 from gateway.console.views.requests import money, phases, request_row
 from gateway.console.visitors import CurrentVisitor, Visitor
@@ -78,20 +78,7 @@ class RequestPages(Controller):
     async def cancel_form(
         self, request: ApiRequest, visitor: CurrentVisitor, request_id: FromPath[str]
     ) -> Response[str]:
-        """Show what cancelling will do."""
-        owner, found = await find_seen(request, visitor, request_id)
-        if not visitor.may("requests.write", owner.id):
-            raise request_not_found(request_id)
-        return await page(
-            request,
-            visitor,
-            "running/cancel.html",
-            title="Cancel a request",
-            owner=owner,
-            found=found,
-            is_open=isinstance(found, OpenRequest),
-            by_operator=False,
-        )
+        return await cancel_page(request, visitor, request_id, by_operator=False)
 
     @post("/requests/{request_id:str}/cancel", guards=[needs("requests.write")])
     async def cancel(
@@ -166,6 +153,26 @@ async def find_seen(
         lambda connection: find_account(connection, found.account_id)
     )
     return owner, found
+
+
+async def cancel_page(
+    request: ApiRequest, visitor: Visitor, request_id: str, *, by_operator: bool
+) -> Response[str]:
+    """Show what cancelling will do. Raise ``NotFound`` unless the visitor may do that: as an
+    operator, or in the account of the request."""
+    owner, found = await find_seen(request, visitor, request_id)
+    if not by_operator and not visitor.may("requests.write", owner.id):
+        raise request_not_found(request_id)
+    return await page(
+        request,
+        visitor,
+        "running/cancel.html",
+        title="Cancel a request",
+        owner=owner,
+        found=found,
+        is_open=isinstance(found, OpenRequest),
+        by_operator=by_operator,
+    )
 
 
 async def cancel_seen(request: ApiRequest, visitor: Visitor, request_id: str) -> None:
@@ -251,6 +258,7 @@ async def _show_closed(
         sees_contents=sees_contents,
         asked=None if kept is None else shown_input(kept),
         output=shown,
+        media=with_stills(shown.media) if shown else (),
         goes_on=_goes_on(request, visitor, owner) if shown else {},
         output_problem=problem,
         output_bytes=output_bytes,

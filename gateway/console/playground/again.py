@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gateway.console.playground.chat import MESSAGE
-from gateway.console.playground.origins import PREFIX, SENT
+from gateway.console.playground.fields import LINES
+from gateway.console.playground.origins import PREFIX, SENT, SEPARATOR
 from gateway.console.playground.parts import Field
 
+_JSON: Final = frozenset({"tools", "schema"})
+"""Texts of a form that are JSON."""
 _ALONE: Final = frozenset({"previews", "stream", "tool_choice"})
 """What the playground sends by itself, or what means nothing without another field."""
 
@@ -33,18 +36,39 @@ def carried(request_id: str, sent: Mapping[str, Any], fields: Sequence[Field]) -
         if name == "messages":
             found.values[name] = _text(_with_places(value, request_id))
             continue
-        place = _place(name, known)
-        if place in known and known[place].kind == "file":
+        field = _field(name, known)
+        if field is None:
+            found.lost.append(name)
+        elif field.kind == "file":
             files = value if isinstance(value, list) else [value]
-            if len(files) == 1 and (number := _attachment(files[0])) is not None:
-                found.values[f"{PREFIX}{place}"] = f"{request_id}/{SENT}{number}"
-                continue
-            place = None
-        if place is None:
+            numbers = [number for each in files if (number := _attachment(each)) is not None]
+            if len(numbers) < len(files) or len(numbers) > (1, len(files))[field.many]:
+                found.lost.append(name)
+            else:
+                places = (f"{request_id}/{SENT}{number}" for number in numbers)
+                found.values[f"{PREFIX}{field.name}"] = SEPARATOR.join(places)
+        elif (text := _entered(field, value)) is None:
             found.lost.append(name)
         else:
-            found.values[place] = _text(value)
+            found.values[field.name] = text
     return found
+
+
+def _entered(field: Field, value: Any) -> str | None:
+    """Return what is entered in a field for a value; None if the field cannot have it."""
+    if field.name in LINES and field.kind == "text":
+        lines = value if isinstance(value, list) else [value]
+        are_lines = all(
+            isinstance(one, str) and one.strip() and one.splitlines() == [one] for one in lines
+        )
+        return "\n".join(lines) if are_lines else None
+    if field.kind == "choice" and isinstance(value, list) and len(value) == 1:
+        (value,) = value
+    text = _text(value)
+    if field.kind == "choice":
+        return next((one for one in field.options if one in (text, str(value))), None)
+    is_text = isinstance(value, str | int | float) or field.name in _JSON
+    return text if is_text else None
 
 
 def _flat(sent: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -54,32 +78,31 @@ def _flat(sent: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from value.items()
         elif name == "messages":
             yield from _conversation(list(value))
-        elif name == "stop":
-            yield name, "\n".join(value) if isinstance(value, list) else value
-        elif name == "input" and isinstance(value, list):
-            yield name, "\n".join(map(str, value))
         elif name == "response_format" and isinstance(value, Mapping):
-            schema = (value.get("json_schema") or {}).get("schema")
+            given = dict(value.get("json_schema") or {})
+            schema, _ = given.pop("schema", None), given.pop("name", None)
             yield ("schema", schema) if schema is not None else (name, value)
+            yield from ((f"{name}.{each}", one) for each, one in given.items())
         else:
             yield name, value
 
 
 def _conversation(messages: list[Any]) -> Iterator[tuple[str, Any]]:
     """Yield the system's message, the earlier ones and the newest of the user."""
-    if messages and messages[0].get("role") == "system" and isinstance(messages[0]["content"], str):
+    if messages and _is_text_of("system", messages[0]):
         yield "system", messages.pop(0)["content"]
-    if messages and messages[-1].get("role") == "user" and isinstance(messages[-1]["content"], str):
+    if messages and _is_text_of("user", messages[-1]):
         yield MESSAGE, messages.pop()["content"]
     yield "messages", messages
 
 
-def _place(name: str, known: Mapping[str, Field]) -> str | None:
-    if name in known:
-        return name
+def _is_text_of(role: str, message: Mapping[str, Any]) -> bool:
+    return message.get("role") == role and isinstance(message.get("content"), str)
+
+
+def _field(name: str, known: Mapping[str, Field]) -> Field | None:
     # Several pictures are one field of the form, as is a single one.
-    other = {"image": "images", "images": "image"}.get(name)
-    return other if other in known else None
+    return known.get(name) or known.get({"image": "images", "images": "image"}.get(name, ""))
 
 
 def _with_places(value: Any, request_id: str) -> Any:
@@ -104,5 +127,5 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
-        return f"{value:g}" if isinstance(value, float) else str(value)
+        return str(int(value)) if value == int(value) else str(value)
     return json.dumps(value, ensure_ascii=False)

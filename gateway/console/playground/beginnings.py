@@ -11,9 +11,8 @@ from typing import Final
 from urllib.parse import urlencode
 
 from gateway.catalog.schema import CatalogEntry
-from gateway.catalog.tasks import Task
 from gateway.console.playground.origins import KINDS, PLAYGROUND, PREFIX
-from gateway.console.playground.parts import Field
+from gateway.console.playground.parts import Field, FormName, task_of
 from gateway.console.views.formats import usd
 from gateway.pricing import NANOS_PER_USD
 
@@ -32,29 +31,29 @@ class Example:
     most: str
 
 
-def example_values(entry: CatalogEntry, task: Task) -> Mapping[str, str]:
+def example_values(entry: CatalogEntry, form: FormName) -> Mapping[str, str]:
     """Return the texts of an example that works, to begin with."""
-    return next(_fitting(entry, task), {})
+    return next(_fitting(entry, form), {})
 
 
 def cheap_examples(
-    entry: CatalogEntry, task: Task, quote: Callable[[Mapping[str, str]], int | None]
+    entry: CatalogEntry, form: FormName, quote: Callable[[Mapping[str, str]], int | None]
 ) -> list[Example]:
     """Return a few examples that need no file and cost next to nothing. ``quote`` returns the most
     that a form's values cost."""
     found = []
-    for values in _fitting(entry, task):
+    for values in _fitting(entry, form):
         nanos = quote(values)
         text = values.get("prompt") or values.get("text") or values.get("input")
         if text and nanos is not None and nanos < CHEAP_NANOS:
-            path = address(entry, task, {name: one for name, one in values.items() if one})
+            path = address(entry, form, {name: one for name, one in values.items() if one})
             found.append(Example(text, path, usd(nanos)))
     return found[:EXAMPLES_MAX]
 
 
-def _fitting(entry: CatalogEntry, task: Task) -> Iterator[Mapping[str, str]]:
+def _fitting(entry: CatalogEntry, form: FormName) -> Iterator[Mapping[str, str]]:
     for each in entry.examples:
-        if (task == entry.task) == (not _FILES & each.keys()):
+        if (task_of(form) == entry.task) == (not _FILES & each.keys()):
             found = {
                 name: f"{value:g}" if isinstance(value, float) else str(value)
                 for name, value in each.items()
@@ -63,16 +62,16 @@ def _fitting(entry: CatalogEntry, task: Task) -> Iterator[Mapping[str, str]]:
             yield {**found, "message": found.get("prompt", "")}
 
 
-def address(entry: CatalogEntry, task: Task, values: Mapping[str, str]) -> str:
-    return f"{PLAYGROUND}?{urlencode({'model': entry.name, 'task': task, **values})}"
+def address(entry: CatalogEntry, form: FormName, values: Mapping[str, str]) -> str:
+    return f"{PLAYGROUND}?{urlencode({'model': entry.name, 'task': form, **values})}"
 
 
 def shared_address(
-    entry: CatalogEntry, task: Task, fields: Sequence[Field], values: Mapping[str, str]
+    entry: CatalogEntry, form: FormName, fields: Sequence[Field], values: Mapping[str, str]
 ) -> str:
     """Return the address of a form with its settings, without contents."""
     settings = [each.name for each in fields if not each.is_content]
-    return address(entry, task, {name: values[name] for name in settings if values.get(name)})
+    return address(entry, form, {name: values[name] for name in settings if values.get(name)})
 
 
 def named_values(fields: Sequence[Field], query: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""Conversations of the playground: the form's messages, tools and schema as the API's input. Pure.
+"""Texts of the playground: fields of conversations and of texts that are continued, and the form's
+messages, tools and schema as the API's input. Pure.
 
 The script of the page keeps a conversation and sends all of it each time; nothing is kept here.
 """
@@ -27,26 +28,20 @@ FILE: Final = "file:"
 ANSWERABLE: Final = ("user", "tool")
 """Roles of a last message that a model answers without a newer one."""
 SCHEMA_NAME: Final = "answer"
+STOP: Final = "stop"
 TOP_LOGPROBS_MAX: Final = 20
+COMPLETION_LOGPROBS_MAX: Final = 5
 LOGPROBS_HINT: Final = "How likely each token of the answer was, listed below it."
 
 
 def chat_fields(entry: CatalogEntry) -> Iterator[Field]:
-    default, limits = entry.default_parameters, entry.limits
     yield make_field(
         "system", "text", aside=True, hint="How it should answer, before everything else."
     )
     yield make_field(MESSAGE, "text", required=True)
     if "image" in entry.input:
         yield make_field(PICTURES, "file", hint="Chosen, dropped or pasted; sent with the message.")
-    yield make_number("temperature", least=0, most=2, default=default.temperature, aside=True)
-    yield make_number("top_p", least=0, most=1, default=default.top_p, aside=True)
-    yield make_number("top_k", type="integer", least=0, most=1000, aside=True)
-    for name in ("frequency_penalty", "presence_penalty"):
-        yield make_number(name, least=-2, most=2, aside=True)
-    yield make_number("max_tokens", type="integer", least=1, most=limits.output_tokens, aside=True)
-    yield make_field("stop", "text", aside=True, hint="At most four texts, one a line.")
-    yield make_number("seed", type="integer", least=0, aside=True)
+    yield from _sampling_fields(entry)
     yield replace(
         make_choice("logprobs", ("true", "false"), "false", aside=True, hint=LOGPROBS_HINT),
         type="boolean",
@@ -64,6 +59,37 @@ def chat_fields(entry: CatalogEntry) -> Iterator[Field]:
     )
     yield make_choice("tool_choice", ("auto", "required", "none"), "auto", aside=True)
     yield make_field("schema", "text", aside=True, hint="JSON schema that the answer keeps to.")
+
+
+def completion_fields(entry: CatalogEntry) -> Iterator[Field]:
+    """Yield the fields of a text that is continued word for word, without a chat's template."""
+    yield make_field("prompt", "text", required=True, hint="The model goes on where it ends.")
+    most = entry.limits.choices or 1
+    if most > 1:
+        yield make_number("n", type="integer", least=1, most=most, default=1)
+    yield from _sampling_fields(entry)
+    yield make_number(
+        "logprobs",
+        type="integer",
+        least=0,
+        most=COMPLETION_LOGPROBS_MAX,
+        aside=True,
+        hint="How likely each token was, with so many alternatives.",
+    )
+
+
+def _sampling_fields(entry: CatalogEntry) -> Iterator[Field]:
+    default, most = entry.default_parameters, entry.limits.output_tokens
+    yield make_number("temperature", least=0, most=2, default=default.temperature, aside=True)
+    yield make_number("top_p", least=0, most=1, default=default.top_p, aside=True)
+    yield make_number("top_k", type="integer", least=0, most=1000, aside=True)
+    yield make_number("min_p", least=0, most=1, aside=True)
+    for name in ("frequency_penalty", "presence_penalty"):
+        yield make_number(name, least=-2, most=2, aside=True)
+    yield make_number("repetition_penalty", least=0, most=2, aside=True)
+    yield make_number("max_tokens", type="integer", least=1, most=most, aside=True)
+    yield make_field(STOP, "text", aside=True, hint="At most four texts, one a line.")
+    yield make_number("seed", type="integer", least=0, aside=True)
 
 
 def pictures_in(messages: Sequence[Any]) -> Iterator[dict[str, Any]]:
@@ -96,8 +122,6 @@ def conversation(made: Mapping[str, Any], earlier: str) -> dict[str, Any]:
         raise InvalidRequest("missing_required_parameter", "Write a message first.", param=MESSAGE)
     if system:
         messages.insert(0, {"role": "system", "content": system})
-    if (stop := made.pop("stop", None)) is not None:
-        made["stop"] = [line for line in stop.splitlines() if line]
     schema, tools = made.pop("schema", None), made.pop("tools", None)
     if schema is not None:
         made["response_format"] = {

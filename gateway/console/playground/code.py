@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.files.kept_inputs import KeptInput
@@ -21,9 +22,16 @@ _FILE: Final = re.compile(rf'(["\']){_MARK}([\w.-]+)\1', re.ASCII)
 _UNSAFE: Final = re.compile(r"[^\w.-]+", re.ASCII)
 
 
+@dataclass(frozen=True, slots=True)
+class AttachedFile:
+    """A file that was sent with a request, by its name in the archive of the request's files."""
+
+    name: str
+
+
 def code_of(base_url: str, body: Mapping[str, Any]) -> dict[str, str]:
     """Return the same call by name of the language."""
-    shown = _without_bytes(body)
+    shown = _without_bytes(body, {})
     if "messages" in shown["input"]:
         # Chat is called as by any other client.
         chat = {"model": shown["model"], **shown["input"]}
@@ -53,27 +61,31 @@ def _with_attachments(value: Any, attachments: Sequence[BlobRef]) -> Any:
     """Return an input with the files in place of their numbers."""
     if isinstance(value, Mapping):
         if set(value) == {"attachment"} and isinstance(place := value["attachment"], int):
-            return attachments[place] if 0 <= place < len(attachments) else ""
+            if not 0 <= place < len(attachments):
+                return ""
+            extension = EXTENSIONS.get(attachments[place].content_type, "bin")
+            return AttachedFile(f"sent-{place}.{extension}")
         return {name: _with_attachments(one, attachments) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [_with_attachments(one, attachments) for one in value]
     return value
 
 
-def _without_bytes(value: Any) -> Any:
+def _without_bytes(value: Any, outputs: dict[str, int]) -> Any:
+    """Return a body with names in place of files; ``outputs`` numbers those of earlier requests."""
     if isinstance(value, Mapping):
-        return {name: _without_bytes(one) for name, one in value.items()}
+        return {name: _without_bytes(one, outputs) for name, one in value.items()}
     if isinstance(value, list):
-        return [_without_bytes(one) for one in value]
+        return [_without_bytes(one, outputs) for one in value]
     if isinstance(value, SentSource):
         return f"{_MARK}{_UNSAFE.sub('_', value.filename) or 'file'}"
+    if isinstance(value, AttachedFile):
+        return f"{_MARK}{value.name}"
     if isinstance(value, UploadedSource):
         return value.file_id
-    if isinstance(value, BlobRef):
-        return f"{_MARK}sent.{EXTENSIONS.get(value.content_type, 'bin')}"
     if isinstance(value, StoredSource):
-        extension = EXTENSIONS.get(value.blob.content_type, "bin")
-        return f"{_MARK}output.{extension}"
+        number = outputs.setdefault(value.blob.key, len(outputs))
+        return f"{_MARK}output-{number}.{EXTENSIONS.get(value.blob.content_type, 'bin')}"
     # No text of the form is taken for a file.
     return value.replace(_MARK, "file:") if isinstance(value, str) else value
 
@@ -173,7 +185,7 @@ def _javascript_call(url: str, text: str) -> str:
         f"  headers: {_JAVASCRIPT_HEADERS},\n"
         f"  body: JSON.stringify({sent}),\n"
         "});\n"
-        "console.log(await answer.json());"
+        "console.log(JSON.stringify(await answer.json(), null, 2));"
     )
 
 
@@ -188,5 +200,5 @@ def _javascript_order(url: str, text: str) -> str:
         "  await new Promise((wake) => setTimeout(wake, 500));\n"
         "  ordered = await (await fetch(`${url}/${ordered.id}`, { headers })).json();\n"
         "}\n"
-        "console.log(ordered.status, ordered.cost, ordered.output);"
+        "console.log(ordered.status, ordered.cost, JSON.stringify(ordered.output, null, 2));"
     )

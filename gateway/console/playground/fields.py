@@ -15,14 +15,17 @@ from pydantic import TypeAdapter, ValidationError
 from gateway.catalog.market.contract import SOURCES, Parameter, contract_of
 from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import TASKS, Task
-from gateway.console.playground.chat import chat_fields
+from gateway.console.playground.chat import STOP, chat_fields, completion_fields
 from gateway.console.playground.parts import (
+    COMPLETION,
     Field,
     FieldKind,
+    FormName,
     ValueType,
     make_choice,
     make_field,
     make_number,
+    task_of,
 )
 from gateway.errors import InvalidRequest
 from gateway.tasks.registry import schema_of
@@ -35,11 +38,22 @@ _PIXELS: Final = re.compile(r"\d+x\d+|auto")
 """Sizes that the API takes; other names of sizes are a vendor's."""
 FORMATS: Final = ("mp3", "wav", "opus", "flac", "aac")
 """Formats of sound that browsers play."""
+LINES: Final = frozenset({"input", "documents", STOP})
+"""Lists of texts, which a form has as lines."""
 _LONG: Final = ("prompt", "text", "lyrics", "negative_prompt", "instructions", "transcript")
 
 
-def fields_of(entry: CatalogEntry, task: Task) -> list[Field]:
-    """Return the fields of a model's form for one of its tasks."""
+def forms_of(entry: CatalogEntry) -> tuple[FormName, ...]:
+    """Return the forms of a model: of its tasks, and of a text to continue if it writes texts."""
+    tasks = (entry.task, *entry.also)
+    dialect = entry.upstream.dialect if entry.upstream is not None else "openai"
+    continues = entry.task == "text-generation" and entry.workflow is None and dialect == "openai"
+    return (*tasks, COMPLETION) if continues else tasks
+
+
+def fields_of(entry: CatalogEntry, form: FormName) -> list[Field]:
+    """Return the fields of one of a model's forms."""
+    task = task_of(form)
     if entry.workflow is not None:
         return list(_of_workflow(entry))
     contract = contract_of(entry)
@@ -47,10 +61,16 @@ def fields_of(entry: CatalogEntry, task: Task) -> list[Field]:
         found = [_of_parameter(each, task) for each in contract.parameters]
         # A file can be attached only where the API has a field for it.
         return [each for each in found if each.kind != "file" or not each.theirs]
+    if form == COMPLETION:
+        return list(completion_fields(entry))
     if task == "text-generation":
         return list(chat_fields(entry))
     if task == "text-embedding":
-        return [make_field("input", "text", required=True)]
+        most = entry.limits.dimensions
+        return [
+            make_field("input", "text", required=True),
+            make_number("dimensions", type="integer", least=1, most=most, aside=True),
+        ]
     if task == "rerank":
         return [
             make_field("query", "line", required=True),
@@ -67,7 +87,7 @@ def fields_of(entry: CatalogEntry, task: Task) -> list[Field]:
     )
 
 
-def read_input(fields: Sequence[Field], task: Task, given: Mapping[str, Any]) -> dict[str, Any]:
+def read_input(fields: Sequence[Field], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the input of ``POST /v1/requests``. ``given`` has texts, and lists of sources for
     files. Raise ``InvalidRequest`` if a number is none."""
     made: dict[str, Any] = {}
@@ -77,21 +97,26 @@ def read_input(fields: Sequence[Field], task: Task, given: Mapping[str, Any]) ->
             continue
         if field.theirs or (field.name == "size" and not _PIXELS.fullmatch(value)):
             made.setdefault("parameters", {})[field.name] = value
+        elif field.name in LINES and field.kind == "text":
+            made[field.name] = [line for line in value.splitlines() if line.strip()]
         elif field.kind != "file" or len(value) > 1:
             made[field.name] = value
         else:
             made["image" if field.name == "images" else field.name] = value[0]
-    lines = {"text-embedding": "input", "rerank": "documents"}.get(task)
-    return made if lines is None else _with_lines(made, lines)
+    return made
 
 
 def _value(field: Field, given: Any) -> Any:
     """Return a field's value as the API takes it; None if it was left empty."""
     if field.kind == "file":
         return given or None
-    text = str(given or "").strip()
+    # Browsers end lines with two characters. Spaces at the ends of a text belong to it.
+    whole = str(given or "").replace("\r\n", "\n")
+    text = whole.strip()
     if not text:
         return None
+    if field.kind == "text":
+        return whole
     try:
         return _READ[field.type](text)
     except (ValueError, KeyError):
@@ -107,11 +132,6 @@ _READ: Final[Mapping[ValueType, Callable[[str], Any]]] = {
     "number": float,
     "boolean": {"true": True, "false": False}.__getitem__,
 }
-
-
-def _with_lines(made: dict[str, Any], name: str) -> dict[str, Any]:
-    lines = [line for line in made.get(name, "").splitlines() if line.strip()]
-    return {**made, name: lines}
 
 
 def _pictures(entry: CatalogEntry, task: Task) -> Iterator[Field]:
@@ -130,6 +150,8 @@ def _pictures(entry: CatalogEntry, task: Task) -> Iterator[Field]:
         yield from _guides(entry)
     if entry.sizes:
         yield make_choice("size", entry.sizes, entry.sizes[0])
+    elif limits.side and "text" in reads:
+        yield make_field("size", "line", hint=f"Such as 512x512; at most {limits.side} a side.")
     if entry.resolutions:
         yield make_choice("resolution", entry.resolutions)
     if entry.qualities:
@@ -141,6 +163,16 @@ def _pictures(entry: CatalogEntry, task: Task) -> Iterator[Field]:
     if task.endswith("-upscale"):
         yield make_number("scale", type="integer", least=1, most=limits.scale or 8)
         return
+    if (limits.scale or 1) > 1:
+        yield make_number(
+            "scale",
+            type="integer",
+            least=1,
+            most=limits.scale,
+            default=1,
+            aside=True,
+            hint="How many times larger than it is drawn.",
+        )
     if "text" in reads:
         yield make_field("negative_prompt", "text", aside=True, hint="What is not wanted.")
     if "image" in reads and not makes_video:

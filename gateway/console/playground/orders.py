@@ -21,6 +21,7 @@ from gateway.console.playground.chat import (
 )
 from gateway.console.playground.fields import fields_of, read_input
 from gateway.console.playground.origins import OURS, UPLOAD, origins_in, read_origin, stored_source
+from gateway.console.playground.parts import COMPLETION, FormName, task_of
 from gateway.console.views.formats import usd
 from gateway.console.visitors import Visitor
 from gateway.errors import InvalidRequest
@@ -39,15 +40,20 @@ PREVIEWS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What was entered in the form: a model, its task and the input."""
+    """What was entered in a form of a model: the input of its task."""
 
     entry: CatalogEntry
-    task: Task
+    form: FormName
     input: Mapping[str, Any]
 
     @property
-    def is_chat(self) -> bool:
-        return is_chat(self.entry, self.task)
+    def task(self) -> Task:
+        return task_of(self.form)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether a text is streamed, whose cost so far is shown, and which leaving ends."""
+        return is_text(self.entry, self.form)
 
     @property
     def other_task(self) -> Task | None:
@@ -61,37 +67,41 @@ class Order:
         return {"model": self.entry.name, **task, "input": self.input}
 
 
-def is_chat(entry: CatalogEntry, task: Task) -> bool:
+def is_chat(entry: CatalogEntry, form: FormName) -> bool:
     """Whether a form is a conversation. The inputs of a workflow are named by its author."""
-    return task == CHAT and entry.workflow is None
+    return form == CHAT and entry.workflow is None
+
+
+def is_text(entry: CatalogEntry, form: FormName) -> bool:
+    return form == COMPLETION or is_chat(entry, form)
 
 
 async def read_order(
-    request: ApiRequest, visitor: Visitor, entry: CatalogEntry, task: Task, form: FormMultiDict
+    request: ApiRequest, visitor: Visitor, entry: CatalogEntry, form: FormName, sent: FormMultiDict
 ) -> Order:
-    """Read the form of a task. Raise ``TollgateError``."""
+    """Read a form that was sent. Raise ``TollgateError``."""
     given: dict[str, Any] = {}
-    for name, value in form.multi_items():
+    for name, value in sent.multi_items():
         if not isinstance(value, UploadFile):
             given[name] = value
         elif value.filename:
             given.setdefault(name, []).append(SentSource(reader_of(value), value.filename))
-    fields = fields_of(entry, task)
+    fields = fields_of(entry, form)
     texts = {name: value for name, value in given.items() if isinstance(value, str)}
-    for name, origin in origins_in(fields, texts).items():
-        # A file that was chosen takes the place of an output; an empty field is an empty text.
+    for name, origins in origins_in(fields, texts).items():
+        # A file that was chosen takes the place of outputs; an empty field is an empty text.
         if not given.get(name):
-            given[name] = [await stored_source(request, visitor, origin)]
-    made = input_of(entry, task, given)
-    if is_chat(entry, task):
+            given[name] = [await stored_source(request, visitor, each) for each in origins]
+    made = input_of(entry, form, given)
+    if is_chat(entry, form):
         await _find_pictures(request, visitor, made["messages"], given.get(EARLIER, ()))
-    return Order(entry, task, made)
+    return Order(entry, form, made)
 
 
-def input_of(entry: CatalogEntry, task: Task, given: Mapping[str, Any]) -> Mapping[str, Any]:
+def input_of(entry: CatalogEntry, form: FormName, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the input that the values of a form make. Raise ``InvalidRequest``."""
-    made = read_input(fields_of(entry, task), task, given)
-    if is_chat(entry, task):
+    made = read_input(fields_of(entry, form), given)
+    if is_chat(entry, form):
         made = conversation(made, str(given.get("messages") or "[]"))
     return made
 
@@ -139,13 +149,13 @@ def unknown_words(warnings: tuple[PromptWarning, ...]) -> list[str]:
 
 
 async def submit(request: ApiRequest, visitor: Visitor, order: Order, *, attended: bool) -> Ticket:
-    """Send an order. Of one that is ``attended``, leaving the page cancels a conversation's
-    answer; what makes media goes on. Raise why it is refused."""
+    """Send an order. Of one that is ``attended``, leaving the page cancels a text that is written;
+    what makes media goes on. Raise why it is refused."""
     services = request.services
     if attended and order.entry.engine == "diffusion" and not order.task.endswith("-upscale"):
         order = replace(order, input={**order.input, "previews": PREVIEWS})
     submission = _submission(request, order)
-    if attended and order.is_chat:
+    if attended and order.is_text:
         submission = replace(submission, waits=True)
     await services.requests.health.check_served(order.entry)
     caller = Caller(await _key(request, visitor))

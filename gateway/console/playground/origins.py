@@ -2,7 +2,8 @@
 
 A form names such an output as ``req_…/0`` in the hidden field of a file, such as ``from-image``,
 a file that was sent with a request as ``req_…/sent-0``, an upload as ``file-…`` and a picture of
-ours as ``ours/0``. Only those of the visitor's own account are found, and if it sees the contents.
+ours as ``ours/0``; several are separated by spaces. Only those of the visitor's own account are
+found, and if it sees the contents.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gateway.api.http.request import ApiRequest
 from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import TASKS, Task
 from gateway.console.assets import PORTRAIT, load_assets
-from gateway.console.playground.parts import Field
+from gateway.console.playground.parts import COMPLETION, Field, FormName
 from gateway.console.visitors import Visitor
 from gateway.errors import Gone, NotFound
 from gateway.files.kept_inputs import kept_input
@@ -33,6 +34,8 @@ OURS: Final = "ours"
 UPLOAD: Final = "file-"
 SENT: Final = "sent-"
 """What precedes the number of a file that was sent with a request, and not made by it."""
+SEPARATOR: Final = " "
+"""What is between the places of several files of a field."""
 NEXT: Final[Sequence[tuple[str, Task, str]]] = (
     ("image", "image-edit", "Edit this"),
     ("image", "image-upscale", "Enlarge this"),
@@ -96,13 +99,16 @@ def read_origin(text: str) -> EarlierFile:
     return EarlierFile(request_id, int(position), was_sent=position != name)
 
 
-def origins_in(fields: Sequence[Field], values: Mapping[str, str]) -> dict[str, EarlierFile]:
+def origins_in(
+    fields: Sequence[Field], values: Mapping[str, str]
+) -> dict[str, Sequence[EarlierFile]]:
     """Return the origins that a form or an address names, by the names of the files' fields."""
-    found = {}
+    found: dict[str, Sequence[EarlierFile]] = {}
     for field in fields:
         text = values.get(f"{PREFIX}{field.name}") if field.kind == "file" else None
         if text:
-            found[field.name] = read_origin(text)
+            places = text.split(SEPARATOR)[: None if field.many else 1]
+            found[field.name] = [read_origin(each) for each in places]
     return found
 
 
@@ -154,9 +160,9 @@ def next_tasks(entries: Sequence[CatalogEntry], kind: str) -> Iterator[NextTask]
             yield NextTask(task, label, f"{PREFIX}{kind}")
 
 
-def can_read(entry: CatalogEntry, task: Task, kind: str) -> bool:
+def can_read(entry: CatalogEntry, task: FormName, kind: str) -> bool:
     """Whether a model does a task with files of a kind."""
-    if task not in (entry.task, *entry.also):
+    if task == COMPLETION or task not in (entry.task, *entry.also):
         return False
     if entry.workflow is not None:
         return any(each.type == kind for each in entry.workflow.inputs.values())

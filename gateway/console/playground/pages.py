@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from litestar import Controller, Response, get, post
 from litestar.datastructures import FormMultiDict
@@ -22,11 +22,11 @@ from gateway.api.http.audio_response import start_audio, stream_audio
 from gateway.api.http.request import ApiRequest
 from gateway.catalog.availability import availability
 from gateway.catalog.schema import CatalogEntry
-from gateway.catalog.tasks import TASKS, Task, makes
+from gateway.catalog.tasks import TASKS, makes
 from gateway.console.answers import see_other
 from gateway.console.assets import PORTRAIT, load_assets
 from gateway.console.guards import needs
-from gateway.console.playground.again import Carried, carried
+from gateway.console.playground.again import carried
 from gateway.console.playground.beginnings import (
     Example,
     address,
@@ -36,18 +36,20 @@ from gateway.console.playground.beginnings import (
     shared_address,
 )
 from gateway.console.playground.code import code_of
-from gateway.console.playground.fields import fields_of
+from gateway.console.playground.fields import fields_of, forms_of
 from gateway.console.playground.orders import (
+    CHAT,
     Order,
     input_of,
     is_chat,
+    is_text,
     most_of,
     quote_order,
     read_order,
     submit,
 )
 from gateway.console.playground.origins import KINDS, OURS, PREFIX, can_read, origins_in
-from gateway.console.playground.parts import RECORDED, Field
+from gateway.console.playground.parts import COMPLETION, RECORDED, Field, FormName, task_of
 from gateway.console.playground.stream import OrderStream
 from gateway.console.playground.voices import CLONING, check_consent, with_stored_voices
 from gateway.console.queries import FormValues, Query, problems_of
@@ -59,11 +61,12 @@ from gateway.console.views.requests import RequestRow, request_row
 from gateway.console.views.workflows import workflow_graph
 from gateway.console.visitors import CurrentVisitor, Visitor
 from gateway.errors import InvalidRequest, NotFound, TollgateError, render_openai, unknown_model
-from gateway.files.kept_inputs import kept_input
+from gateway.files.kept_inputs import KeptInput, kept_input
 from gateway.requests.lookup import RequestFilter
 
-NAMES: Final[Mapping[Task, str]] = {
+NAMES: Final[Mapping[FormName, str]] = {
     "text-generation": "Chat",
+    COMPLETION: "Completion",
     "text-to-image": "Images",
     "image-edit": "Edit",
     "image-to-image": "Vary",
@@ -82,7 +85,7 @@ NAMES: Final[Mapping[Task, str]] = {
     "text-embedding": "Embeddings",
     "rerank": "Ranking",
 }
-"""What people call the tasks, in the order of their tabs."""
+"""What people call the forms, in the order of their tabs."""
 VOICE_SAMPLE: Final = "Good morning. This is how I sound."
 """What a voice says to be chosen by."""
 HISTORY_HOURS: Final = 24
@@ -96,17 +99,24 @@ class PlaygroundPages(Controller):
     async def show(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
         query = Query(request)
         kind = next((each for each in KINDS if query.text(f"{PREFIX}{each}")), None)
-        entry, task = _chosen(request, visitor, query.text("model"), query.text("task"), kind)
-        fields = fields_of(entry, task)
+        kept = await _kept(request, visitor, query.text("again"))
+        wanted = query.text("task")
+        if kept is not None and kept.task == CHAT and "prompt" in kept.input:
+            wanted = COMPLETION
+        entry, form = _chosen(request, visitor, query.text("model"), wanted, kind)
+        fields = fields_of(entry, form)
         named = named_values(fields, query.values)
         named["beside"] = query.text("beside") or ""
         if (request_id := query.text("again")) is None:
-            values = {**example_values(entry, task), **named}
-            return await _form_page(request, visitor, entry, task, values=values)
-        again = await _carried(request, visitor, request_id, fields)
-        values = {**(again.values if again else example_values(entry, task)), **named}
+            values = {**example_values(entry, form), **named}
+            return await _form_page(request, visitor, entry, form, values=values)
+        again = None
+        if kept is not None:
+            fields = await with_stored_voices(request, visitor, entry, fields)
+            again = carried(request_id, kept.input, fields)
+        values = {**(again.values if again else example_values(entry, form)), **named}
         lost = again.lost if again else None
-        return await _form_page(request, visitor, entry, task, values=values, lost=lost, again=True)
+        return await _form_page(request, visitor, entry, form, values=values, lost=lost, again=True)
 
     @post("/quote", status_code=200, guards=[needs("play.read")])
     async def quote(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[Any]:
@@ -135,7 +145,7 @@ class PlaygroundPages(Controller):
             return await _refused(request, visitor, form, error)
         if not wants_page:
             offered = _offered(request, visitor)
-            stream = OrderStream(request.services, ticket, offered, is_chat=order.is_chat)
+            stream = OrderStream(request.services, ticket, offered, is_text=order.is_text)
             return event_stream(stream.events())
         ticket.close()
         return see_other(f"/console/requests/{ticket.request_id}")
@@ -170,44 +180,41 @@ def _offered(request: ApiRequest, visitor: Visitor) -> Sequence[CatalogEntry]:
 
 async def _order(request: ApiRequest, visitor: Visitor, form: FormMultiDict) -> Order:
     entered = FormValues(form)
-    entry, task = _chosen(request, visitor, entered.text("model"), entered.text("task"))
-    return await read_order(request, visitor, entry, task, form)
+    entry, name = _chosen(request, visitor, entered.text("model"), entered.text("task"))
+    return await read_order(request, visitor, entry, name, form)
 
 
 def _chosen(
     request: ApiRequest,
     visitor: Visitor,
     model: str | None,
-    task: str | None,
+    form: str | None,
     kind: str | None = None,
-) -> tuple[CatalogEntry, Task]:
-    """Return the model and the task that were chosen, or those to begin with, with a file of a
+) -> tuple[CatalogEntry, FormName]:
+    """Return the model and the form that were chosen, or those to begin with, with a file of a
     ``kind``. Raise ``NotFound`` or ``InvalidRequest``."""
     entries = _offered(request, visitor)
-    if task is not None and task not in get_args(Task):
-        raise InvalidRequest("invalid_value", f"Unknown task {task!r}.", param="task")
+    wanted = next((each for each in NAMES if each == form), None)
+    if form is not None and wanted is None:
+        raise InvalidRequest("invalid_value", f"Unknown task {form!r}.", param="task")
     if model is not None:
         entry = next((each for each in entries if each.name == model), None)
         if entry is None:
             raise unknown_model(model, listed="the list of models")
-        found = next((each for each in _tasks(entry) if each == task), entry.task)
-        return entry, found
-    wanted = next((each for each in NAMES if each == task), None)
+        return entry, wanted if wanted in forms_of(entry) else entry.task
     # A file is for a task that is about such files, rather than for a chat that reads them.
-    ordered = sorted(NAMES, key=lambda each: kind is not None and kind not in TASKS[each].reads)
+    ordered = sorted(
+        NAMES, key=lambda each: kind is not None and kind not in TASKS[task_of(each)].reads
+    )
     for each in [wanted] if wanted else ordered:
         able = [
             entry
             for entry in entries
-            if each in _tasks(entry) and (kind is None or can_read(entry, each, kind))
+            if each in forms_of(entry) and (kind is None or can_read(entry, each, kind))
         ]
         if able:
             return min(able, key=lambda entry: not _is_available(request, entry)), each
-    raise InvalidRequest("model_not_found", f"No model does {task or 'anything'}.", param="task")
-
-
-def _tasks(entry: CatalogEntry) -> tuple[Task, ...]:
-    return (entry.task, *entry.also)
+    raise InvalidRequest("model_not_found", f"No model does {form or 'anything'}.", param="task")
 
 
 def _is_available(request: ApiRequest, entry: CatalogEntry) -> bool:
@@ -235,9 +242,9 @@ async def _entered_page(
     error: TollgateError | None = None,
 ) -> Response[str]:
     entered = FormValues(form)
-    entry, task = _chosen(request, visitor, entered.text("model"), entered.text("task"))
+    entry, name = _chosen(request, visitor, entered.text("model"), entered.text("task"))
     return await _form_page(
-        request, visitor, entry, task, values=entered.values(), quoted=quoted, error=error
+        request, visitor, entry, name, values=entered.values(), quoted=quoted, error=error
     )
 
 
@@ -245,7 +252,7 @@ async def _form_page(
     request: ApiRequest,
     visitor: Visitor,
     entry: CatalogEntry,
-    task: Task,
+    form: FormName,
     *,
     values: Mapping[str, str],
     quoted: Mapping[str, Any] | None = None,
@@ -256,18 +263,18 @@ async def _form_page(
     """``lost`` names what was sent ``again`` and has no field; None: it was not kept."""
     entries = _offered(request, visitor)
     missing = availability(entry, request.services.requests.health.announcements)
-    able = [each for each in entries if task in _tasks(each)]
+    able = [each for each in entries if form in forms_of(each)]
     offered = [(each.name, _is_available(request, each)) for each in able]
-    fields = await with_stored_voices(request, visitor, entry, fields_of(entry, task))
-    scripts = _scripts(entry, task, fields)
+    fields = await with_stored_voices(request, visitor, entry, fields_of(entry, form))
+    scripts = _scripts(entry, form, fields)
     return await page(
         request,
         visitor,
         "playground/form.html",
-        title=f"{NAMES[task]}: {entry.name}",
+        title=f"{NAMES[form]}: {entry.name}",
         status=200 if error is None else error.http_status,
         model=entry.name,
-        task=task,
+        task=form,
         tabs=[(each, name) for each, name in NAMES.items() if _any_does(entries, each)],
         offered=sorted(offered, key=lambda each: not each[1]),
         prices=price_texts(entry),
@@ -277,18 +284,19 @@ async def _form_page(
         opened=error is not None or any(each.aside and values.get(each.name) for each in fields),
         values=values,
         origins=origins_in(fields, values),
-        share=shared_address(entry, task, fields, values),
-        examples=_examples(request, visitor, entry, task),
+        share=shared_address(entry, form, fields, values),
+        examples=_examples(request, visitor, entry, form),
         graph=workflow_graph(entry.workflow) if entry.workflow else None,
         sample=VOICE_SAMPLE,
-        clones=task == CLONING and any(each.name == "recording" for each in fields),
+        clones=form == CLONING and any(each.name == "recording" for each in fields),
         microphone="record" in scripts,
         available_nanos=await _available(request, visitor),
         tops_up=visitor.may("payments.write") and bool(request.services.settings.stripe_api_key),
         has_files=any(each.kind == "file" for each in fields),
-        is_chat=is_chat(entry, task),
+        is_chat=is_chat(entry, form),
+        is_text=is_text(entry, form),
         portrait=load_assets().url(PORTRAIT),
-        with_portrait=address(entry, task, {f"{PREFIX}image": f"{OURS}/0"}),
+        with_portrait=address(entry, form, {f"{PREFIX}image": f"{OURS}/0"}),
         sees="image" in entry.input,
         seeing=[each.name for each in able if "image" in each.input],
         scripts=scripts,
@@ -321,22 +329,23 @@ async def _available(request: ApiRequest, visitor: Visitor) -> int:
 
 
 def _examples(
-    request: ApiRequest, visitor: Visitor, entry: CatalogEntry, task: Task
+    request: ApiRequest, visitor: Visitor, entry: CatalogEntry, form: FormName
 ) -> list[Example]:
     def most(values: Mapping[str, str]) -> int | None:
         try:
-            return most_of(request, visitor, Order(entry, task, input_of(entry, task, values)))
+            return most_of(request, visitor, Order(entry, form, input_of(entry, form, values)))
         except TollgateError:
             return None
 
-    return cheap_examples(entry, task, most)
+    return cheap_examples(entry, form, most)
 
 
-def _scripts(entry: CatalogEntry, task: Task, fields: Sequence[Field]) -> list[str]:
+def _scripts(entry: CatalogEntry, form: FormName, fields: Sequence[Field]) -> list[str]:
     """Return the scripts of a form, each of which is loaded only where it is used."""
-    if is_chat(entry, task):
+    if is_chat(entry, form):
         return ["chat"]
     names = {each.name for each in fields}
+    made = TASKS[task_of(form)].makes
     found = ["order"]
     if any(each.kind == "file" for each in fields):
         found.append("sources")
@@ -344,28 +353,25 @@ def _scripts(entry: CatalogEntry, task: Task, fields: Sequence[Field]) -> list[s
         found.append("mask")
     if names & RECORDED:
         found.append("record")
-    if TASKS[task].makes in ("image", "video"):
+    if made in ("image", "video"):
         found.append("pictures")
-    if TASKS[task].makes == "audio":
+    if made == "audio":
         found.append("sound")
     if entry.workflow is not None:
         found.append("flow")
     return found
 
 
-async def _carried(
-    request: ApiRequest, visitor: Visitor, request_id: str, fields: Sequence[Field]
-) -> Carried | None:
+async def _kept(request: ApiRequest, visitor: Visitor, request_id: str | None) -> KeptInput | None:
     """Return what was sent with a request of the account; None if it is not kept, or not shown."""
     account_id = visitor.account_id
-    if account_id is None or not visitor.may("contents.read", account_id):
+    if request_id is None or account_id is None or not visitor.may("contents.read", account_id):
         return None
-    kept = await kept_input(request.services.requests.media, account_id, request_id)
-    return None if kept is None else carried(request_id, kept.input, fields)
+    return await kept_input(request.services.requests.media, account_id, request_id)
 
 
-def _any_does(entries: Sequence[CatalogEntry], task: Task) -> bool:
-    return any(task in _tasks(entry) for entry in entries)
+def _any_does(entries: Sequence[CatalogEntry], form: FormName) -> bool:
+    return any(form in forms_of(entry) for entry in entries)
 
 
 def _problems(error: TollgateError | None) -> dict[str, str]:

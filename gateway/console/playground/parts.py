@@ -6,6 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
+from gateway.catalog.tasks import Task
+
+COMPLETION: Final = "text-completion"
+FormName: TypeAlias = Task | Literal["text-completion"]
+"""What a form is for: a task, or a text that is continued, which is ``text-generation`` too."""
 FieldKind: TypeAlias = Literal["line", "text", "number", "choice", "file"]
 ValueType: TypeAlias = Literal["text", "integer", "number", "boolean"]
 ACCEPTED: Final[Mapping[str, str]] = {
@@ -24,6 +29,9 @@ _LABELS: Final[Mapping[str, str]] = {
     "max_tokens": "At most, tokens",
     "n": "How many",
     "fps": "Frames per second",
+    "min_p": "Min p",
+    "top_p": "Top p",
+    "top_k": "Top k",
     "seconds": "Length, s",
     "input": "Texts, one a line",
     "documents": "Documents, one a line",
@@ -67,6 +75,10 @@ class Field:
     def is_content(self) -> bool:
         """Whether it holds what somebody wrote or made, and not a setting."""
         return self.kind in ("text", "file") or (self.kind == "line" and self.name not in _SETTINGS)
+
+
+def task_of(form: FormName) -> Task:
+    return "text-generation" if form == COMPLETION else form
 
 
 def make_field(name: str, kind: FieldKind, **more: Any) -> Field:

@@ -36,14 +36,14 @@ class OrderStream:
     """The events of one order."""
 
     def __init__(
-        self, services: Services, ticket: Ticket, offered: Sequence[CatalogEntry], *, is_chat: bool
+        self, services: Services, ticket: Ticket, offered: Sequence[CatalogEntry], *, is_text: bool
     ) -> None:
         """``offered`` are the models that can go on from what is made."""
         self._services = services
         self._offered = offered
         self._ticket = ticket
         self._text = TextStream(ticket.request_id)
-        self._cost = ticket.cost_so_far() if is_chat else None
+        self._cost = ticket.cost_so_far() if is_text else None
         self._path = f"/console/requests/{ticket.request_id}"
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -101,14 +101,14 @@ class OrderStream:
         return {
             "status": closed.status,
             "message": closed.error.message if closed.error else "",
-            "cost": usd(closed.cost_nanos),
+            "cost": usd(closed.cost_nanos) if closed.cost_nanos else "nothing",
             "held": usd(closed.hold_nanos),
             "released": usd(closed.hold_nanos - closed.cost_nanos),
             "phases": _phases(closed),
             "took": duration(closed.timings.total_us),
             "speed": speed_of(closed),
             "value": output.value if output else "",
-            "tokens": msgspec.to_builtins(output.tokens[:1]) if output else [],
+            "tokens": msgspec.to_builtins(output.tokens) if output else [],
             "unknown": unknown_words(closed.warnings),
             "media": [
                 {
@@ -185,9 +185,7 @@ def _step(step: StepLine) -> Mapping[str, Any]:
 
 def _added(delta: TextDelta, cost: CostSoFar | None) -> bytes:
     """Return new text and calls of tools, with what the stream has cost so far."""
-    if delta.index:
-        return b""
-    shown: dict[str, Any] = {"text": delta.text}
+    shown: dict[str, Any] = {"text": delta.text, "index": delta.index}
     if cost is not None:
         shown |= {"cost": usd(cost.nanos), "tokens": cost.tokens}
     if delta.reasoning:

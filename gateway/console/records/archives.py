@@ -14,6 +14,7 @@ from gateway.api.http.request import ApiRequest
 from gateway.api.native.statements import read_month
 from gateway.billing.statements.close import BillingPeriod, list_periods
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs, require_proof
 from gateway.console.jobs.pages import start_job
 from gateway.console.jobs.runner import Progress, Work
@@ -28,6 +29,18 @@ from gateway.operations.refusals import refusals
 
 KINDS: Final = ("archive.write", "archive.verify", "archive.restore")
 FINISHED: Final = ("verified", "removed")
+LISTS: Final = (
+    ListColumns(
+        "archives",
+        {
+            "where": "Where",
+            "receipts": "Receipts",
+            "kept": "Still in the database",
+            "size": "Size",
+            "since": "Since",
+        },
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +69,7 @@ class ArchivePages(Controller):
             request,
             visitor,
             "records/archives.html",
+            lists=LISTS,
             title=_title(archived),
             rows=[(each, by_month.get(each.month)) for each in reversed(found)],
             finished=FINISHED,

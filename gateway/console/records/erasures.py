@@ -22,6 +22,7 @@ from gateway.api.http.bodies import read_body
 from gateway.api.http.request import ApiRequest
 from gateway.audit_log import AuditEvent, AuditFilter, list_events
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs, proved
 from gateway.console.jobs.pages import start_job
 from gateway.console.jobs.runner import Progress
@@ -35,6 +36,16 @@ from gateway.operations.retention import ErasureBody, erase
 KIND: Final = "erasure"
 SUMMARY_S: Final = 5.0
 """Time after which a summary says that there is more."""
+LISTS: Final = (
+    ListColumns(
+        "erasures",
+        {
+            "of": "Of",
+            "by": "By",
+            "reason": "Reason",
+        },
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +157,7 @@ async def _erasures_page(
         request,
         visitor,
         "records/erasures.html",
+        lists=LISTS,
         title="Erase this?" if summary else "Erasures",
         status=error.http_status if error else 200,
         summary=summary,

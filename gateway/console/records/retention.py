@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 
 from gateway.api.http.request import ApiRequest
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs
 from gateway.console.jobs.pages import start_job
 from gateway.console.jobs.runner import Progress
@@ -27,6 +28,19 @@ from gateway.retention.kinds import all_kinds
 KIND: Final = "retention.run"
 LATE: Final = timedelta(minutes=5)
 """Gateways clear each minute; what has been due for longer is shown as late."""
+LISTS: Final = (
+    ListColumns(
+        "retention",
+        {
+            "kept": "Kept",
+            "setting": "Setting",
+            "due": "Next to go",
+            "would_go": "Would go now",
+            "cleared": "Cleared so far",
+            "last": "Last cleared",
+        },
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +80,7 @@ class RetentionPages(Controller):
             request,
             visitor,
             "records/retention.html",
+            lists=LISTS,
             title=_title(rows),
             rows=rows,
             counted_max=COUNTED_MAX,

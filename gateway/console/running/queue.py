@@ -7,21 +7,86 @@ from typing import Any, Final
 from litestar import Controller, Response, get, post
 from litestar.params import FromPath
 
-from gateway.accounts.accounts import account_names, find_account
+from gateway.accounts.accounts import account_names
 from gateway.api.http.request import ApiRequest
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs
+from gateway.console.pages.requests import cancel_page
 from gateway.console.queries import Query, read_form
 from gateway.console.rendering import page
 from gateway.console.running.asking import FOLLOW_S, asked
-from gateway.console.running.views import KINDS, gateways_title, next_tasks, queues_title
+from gateway.console.running.views import JOBS, KINDS, gateways_title, next_tasks, queues_title
 from gateway.console.visitors import CurrentVisitor
 from gateway.errors import unknown_model
 from gateway.operations.running import queues
 from gateway.operations.running.gateways import gateway_view, list_tasks
 from gateway.operations.running.queues import QueueDetailView
 from gateway.scheduled import due_times
-from gateway.tasks.submission import OpenRequest
+
+LISTS: Final = (
+    ListColumns(
+        "queues",
+        {
+            "queued": "Queued",
+            "running": "Running",
+            "delayed": "Delayed",
+            "accounts": "Accounts",
+            "oldest": "Oldest",
+            "wait": "Estimated wait",
+            "takes": "A job takes",
+            "pace": "Pace",
+        },
+    ),
+    ListColumns(
+        "queued_accounts",
+        {
+            "queued": "Queued",
+            "running": "Running",
+            "time": "Queued time",
+            "share": "Share of it",
+            "weight": "Weight",
+        },
+    ),
+    ListColumns(
+        "queued_jobs",
+        {
+            "account": "Account",
+            "age": "Age",
+            "attempts": "Attempts",
+            "estimated": "Estimated",
+            "deadline": "Deadline",
+        },
+    ),
+    ListColumns(
+        "gateways",
+        {
+            "version": "Version",
+            "since": "Since",
+            "waiting": "Waiting",
+            "accepted": "Accepted",
+            "settled": "Settled",
+            "failed": "Failed",
+            "refused": "Refused",
+            "commit": "In a commit",
+            "batches": "Batches",
+            "database": "Database",
+            "queue": "Queue server",
+            "schema": "Schema",
+        },
+    ),
+    ListColumns(
+        "tasks",
+        {
+            "next": "Next",
+            "last": "Last",
+            "took": "Took",
+            "result": "Result",
+            "by": "By",
+        },
+    ),
+    JOBS,
+)
 
 
 class QueuePages(Controller):
@@ -46,6 +111,7 @@ class QueuePages(Controller):
             request,
             visitor,
             "running/queue.html",
+            lists=LISTS,
             title=queues_title(found),
             queues=found,
             detail=detail,
@@ -85,21 +151,7 @@ class QueuePages(Controller):
     async def cancel_form(
         self, request: ApiRequest, visitor: CurrentVisitor, request_id: FromPath[str]
     ) -> Response[str]:
-        services = request.services
-        found = await services.requests.lookup.find(None, request_id, whole=False)
-        owner = await services.database.read(
-            lambda connection: find_account(connection, found.account_id)
-        )
-        return await page(
-            request,
-            visitor,
-            "running/cancel.html",
-            title="Cancel a request",
-            owner=owner,
-            found=found,
-            is_open=isinstance(found, OpenRequest),
-            by_operator=True,
-        )
+        return await cancel_page(request, visitor, request_id, by_operator=True)
 
     @post("/queue/cancel/{request_id:str}", guards=[needs("installation.write")])
     async def cancel(
@@ -123,6 +175,7 @@ class QueuePages(Controller):
             request,
             visitor,
             "running/gateways.html",
+            lists=LISTS,
             title=gateways_title(found),
             gateways=found,
             tasks=next_tasks(list_tasks(states or [], due)),

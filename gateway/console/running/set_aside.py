@@ -14,6 +14,7 @@ from gateway.accounts.accounts import find_account
 from gateway.api.http.request import ApiRequest
 from gateway.aside import KINDS, Kind, delete_note
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs
 from gateway.console.queries import Query, read_form
 from gateway.console.rendering import page
@@ -49,6 +50,18 @@ RELEASE: Final[Mapping[Kind, str]] = {
     "price": "The note is deleted; it comes back while the price is in force and unreadable.",
     "result": "Nothing is charged. The note and what is kept are deleted.",
 }
+LISTS: Final = (
+    ListColumns(
+        "set_aside",
+        {
+            "kind": "Kind",
+            "reason": "Reason",
+            "times": "Times",
+            "first": "First",
+            "last": "Last",
+        },
+    ),
+)
 
 
 class SetAsidePages(Controller):
@@ -65,6 +78,7 @@ class SetAsidePages(Controller):
             request,
             visitor,
             "running/set_aside.html",
+            lists=LISTS,
             title=_title(len(found)),
             rows=[row for row in found if kind in (None, row["kind"])],
             counts={one: sum(row["kind"] == one for row in found) for one in KINDS},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from gateway.console.columns import ListColumns
 from gateway.operations.running.gateways import GatewayView, TaskView
 from gateway.operations.running.queues import QueueLoadView
 from gateway.operations.running.upstreams import UpstreamView
@@ -29,6 +30,18 @@ KINDS: Final[Mapping[str, str]] = {
     "behind": "bad",
 }
 """State → how it is shown."""
+JOBS: Final = ListColumns(
+    "jobs",
+    {
+        "model": "Model",
+        "account": "Account",
+        "attempt": "Attempt",
+        "age": "Age",
+        "left": "Lease left, or due in",
+        "deadline": "Deadline",
+    },
+)
+"""Jobs that run or wait for a retry."""
 
 
 def workers_title(workers: Sequence[WorkerView] | None) -> str:
@@ -75,7 +88,7 @@ def gateways_title(gateways: Sequence[GatewayView] | None) -> str:
         return "The database lacks a migration"
     if any(each["late_loops"] for each in gateways):
         return "A gateway is late"
-    count = len(gateways)
+    count = sum(each["part"] == "gateway" for each in gateways)
     return "One gateway process runs" if count == 1 else f"{count} gateway processes run"
 
 

@@ -10,11 +10,13 @@ from litestar.params import FromPath
 from gateway.accounts.accounts import account_names
 from gateway.api.http.request import ApiRequest
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs
 from gateway.console.queries import Query, read_form
 from gateway.console.rendering import page
 from gateway.console.running.asking import FOLLOW_S, asked
 from gateway.console.running.views import (
+    JOBS,
     KINDS,
     job_accounts,
     memory_parts,
@@ -33,6 +35,36 @@ TITLES: Final[dict[WishedAct, str]] = {
     "load": "Load {model} on {worker}",
     "unload": "Unload {model} from {worker}",
 }
+LISTS: Final = (
+    ListColumns(
+        "workers",
+        {
+            "state": "State",
+            "device": "Device",
+            "version": "Version",
+            "busy": "Busy",
+            "steps": "Steps/s",
+            "memory": "Memory",
+            "running": "Running",
+            "models": "Models",
+            "since": "Since",
+        },
+    ),
+    ListColumns(
+        "upstreams",
+        {
+            "state": "State",
+            "in_flight": "In flight",
+            "failures": "Failures in a row",
+            "calls": "Calls",
+            "p95": "p95",
+            "errors": "Errors",
+            "credential": "Credential",
+            "models": "Models",
+        },
+    ),
+    JOBS,
+)
 
 
 class WorkerPages(Controller):
@@ -45,6 +77,7 @@ class WorkerPages(Controller):
             request,
             visitor,
             "running/workers.html",
+            lists=LISTS,
             title=workers_title(found),
             workers=found,
             kinds=KINDS,
@@ -64,6 +97,7 @@ class WorkerPages(Controller):
             request,
             visitor,
             "running/worker.html",
+            lists=LISTS,
             title=view["name"],
             worker=view,
             names=names,
@@ -114,6 +148,7 @@ class WorkerPages(Controller):
             request,
             visitor,
             "running/upstreams.html",
+            lists=LISTS,
             title=upstreams_title(found),
             upstreams=found,
             kinds=KINDS,

@@ -19,6 +19,7 @@ from gateway.batches.line_errors import LineErrors, error_file, errors_in_file, 
 from gateway.batches.store import Batch, NewBatch
 from gateway.batches.trial import WINDOW, Trial, try_file
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs
 from gateway.console.queries import Query, problems_of, read_form
 from gateway.console.rendering import page
@@ -55,6 +56,22 @@ FILE_COLUMNS: Final = (
     *("id", "status", "endpoint", "model", "total", "completed", "failed", "input_tokens"),
     *("output_tokens", "cost_nanos", "most_nanos", "metadata", "created_at", "expires_at"),
 )
+LISTS: Final = (
+    ListColumns(
+        "batches",
+        {
+            "state": "State",
+            "model": "Model",
+            "bar": "Done as a bar",
+            "done": "Done",
+            "failed": "Failed",
+            "total": "Of",
+            "cost": "Cost, $",
+            "most": "At most, $",
+            "ends": "Ends at latest",
+        },
+    ),
+)
 
 
 class BatchPages(Controller):
@@ -74,6 +91,7 @@ class BatchPages(Controller):
             request,
             visitor,
             "stored/batches.html",
+            lists=LISTS,
             title=f"{running} batch{'' if running == 1 else 'es'} of {account.name} running"
             if running
             else f"Batches of {account.name}",

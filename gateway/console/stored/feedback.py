@@ -17,6 +17,7 @@ from gateway.api.http.bodies import read_body
 from gateway.api.http.request import ApiRequest
 from gateway.billing.usage.report import read_span
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs
 from gateway.console.pages.requests import find_seen
 from gateway.console.queries import ROWS, FormValues, Query, read_form
@@ -35,6 +36,18 @@ from gateway.tasks.submission import OpenRequest
 
 GROUPS: Final = ("model", "served_by", "task", "account")
 MEDIA_TYPE: Final = "application/jsonl"
+LISTS: Final = (
+    ListColumns(
+        "feedback",
+        {
+            "account": "Account",
+            "model": "Model",
+            "rating": "Rating",
+            "labels": "Labels",
+            "comment": "Comment",
+        },
+    ),
+)
 
 
 class FeedbackPages(Controller):
@@ -93,6 +106,7 @@ class FeedbackPages(Controller):
             request,
             visitor,
             "stored/feedback.html",
+            lists=LISTS,
             title=_title(account, total),
             account=account,
             by=by,

@@ -16,6 +16,7 @@ from gateway.api.http.request import ApiRequest
 from gateway.api.openai.files import PURPOSES, serve_file, store_file
 from gateway.batches.file_users import batches_of_files
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs
 from gateway.console.queries import ROWS, FormValues, Query, problems_of
 from gateway.console.rendering import page
@@ -33,6 +34,19 @@ WORDS: Final[Mapping[str, str]] = {
     "user_data": "picture, video or sound",
 }
 CHOICES: Final = (("batch", "a batch: one request a line"), ("user_data", "requests that read it"))
+LISTS: Final = (
+    ListColumns(
+        "files",
+        {
+            "what": "For",
+            "size": "Size",
+            "sha256": "SHA-256",
+            "stored": "Stored",
+            "until": "Kept until",
+            "users": "Used by",
+        },
+    ),
+)
 
 
 class FilePages(Controller):
@@ -116,6 +130,7 @@ async def _files_page(
         request,
         visitor,
         "stored/files.html",
+        lists=LISTS,
         title=f"Files of {account.name}",
         status=error.http_status if error else 200,
         account=account,

@@ -16,12 +16,12 @@ from gateway.api.http.bodies import read_body
 from gateway.api.http.request import ApiRequest
 from gateway.audit_log import Author
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs, require_proof
 from gateway.console.once import author_once, is_sent_again, new_once
 from gateway.console.queries import ROWS, FormValues, Query, problems_of, read_form
 from gateway.console.rendering import page
 from gateway.console.scope import account_of
-from gateway.console.stored.webhooks import KINDS as STATES
 from gateway.console.visitors import CurrentVisitor, Visitor
 from gateway.errors import NotFound, TollgateError
 from gateway.notices.kinds import CONFIRMATION, KINDS, OPERATOR, TEST, kinds_of
@@ -40,6 +40,26 @@ from gateway.operations.notices import ConfirmationBody, OwnSubscriptionBody, Su
 
 LISTED_MAX: Final = 200
 """Subscriptions that the page of all accounts shows."""
+LISTS: Final = (
+    ListColumns(
+        "subscriptions",
+        {
+            "of": "Of",
+            "kinds": "Kinds",
+            "state": "State",
+            "since": "Since",
+        },
+    ),
+    ListColumns(
+        "notices",
+        {
+            "to": "To",
+            "kind": "Kind",
+            "told": "Told",
+            "deliveries": "Deliveries",
+        },
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +281,7 @@ async def _notices_page(
         request,
         visitor,
         "stored/notices.html",
+        lists=LISTS,
         title=_title(found),
         status=error.http_status if error else 200,
         account=account,
@@ -270,7 +291,6 @@ async def _notices_page(
         names=found.names,
         operator=OPERATOR,
         address_of=address_of,
-        states=STATES,
         kinds=kinds_of(owner_id),
         all_kinds=(*(kinds_of(owner_id) if account else KINDS), TEST, CONFIRMATION),
         filters=query.values,

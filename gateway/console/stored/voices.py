@@ -12,6 +12,7 @@ from litestar.response import Stream
 from gateway.api.http.request import ApiRequest
 from gateway.api.http.serving import BlobResponse, serve
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs
 from gateway.console.queries import ROWS, Query, problems_of, read_form
 from gateway.console.rendering import page
@@ -22,6 +23,26 @@ from workers.contract.kinds import EXTENSIONS
 
 Recorded: TypeAlias = Literal["voice", "consent"]
 CONSENTS_MAX: Final = 1_000
+LISTS: Final = (
+    ListColumns(
+        "voices",
+        {
+            "recording": "Recording",
+            "consent": "Consent",
+            "description": "Description",
+            "stored": "Stored",
+        },
+    ),
+    ListColumns(
+        "consents",
+        {
+            "recording": "Recording",
+            "language": "Language",
+            "voices": "Voices",
+            "given": "Given",
+        },
+    ),
+)
 
 
 class StoredVoicePages(Controller):
@@ -81,6 +102,7 @@ async def _voices_page(
         request,
         visitor,
         "stored/voices.html",
+        lists=LISTS,
         title=f"{count} voice{'' if count == 1 else 's'} of {account.name}"
         if not found.more
         else f"Voices of {account.name}",

@@ -13,13 +13,13 @@ from sqlalchemy import Connection
 from gateway.accounts.accounts import Account, account_names
 from gateway.api.http.request import ApiRequest
 from gateway.console.answers import see_other
+from gateway.console.columns import ListColumns
 from gateway.console.guards import needs, proved
 from gateway.console.once import author_once, new_once
 from gateway.console.queries import ROWS, Query, read_form
 from gateway.console.rendering import page
 from gateway.console.scope import account_of, one_account
 from gateway.console.views.files import TableFile
-from gateway.console.views.requests import StateKind
 from gateway.console.visitors import CurrentVisitor, Visitor
 from gateway.errors import NotFound
 from gateway.ids import is_request_id
@@ -28,16 +28,21 @@ from gateway.webhooks.deliveries import Delivery, Status, find_delivery, list_de
 
 STATUSES: Final[tuple[Status, ...]] = get_args(Status)
 EXAMPLE: Final = "https://example.com/hook"
-KINDS: Final[Mapping[str, StateKind]] = {
-    "pending": "open",
-    "delivered": "good",
-    "gone": "idle",
-    "failed": "bad",
-}
-
-
 FILE_COLUMNS: Final = (
     *("request_id", "account_id", "url", "status", "queued_at", "due_at", "ended_at", "attempts"),
+)
+LISTS: Final = (
+    ListColumns(
+        "webhooks",
+        {
+            "account": "Account",
+            "state": "State",
+            "to": "To",
+            "attempts": "Attempts",
+            "answer": "Last answer",
+            "next": "Next try",
+        },
+    ),
 )
 
 
@@ -70,6 +75,7 @@ class WebhookPages(Controller):
             request,
             visitor,
             "stored/webhooks.html",
+            lists=LISTS,
             title=_title(account, shown, status),
             account=account,
             as_file=TableFile(
@@ -77,7 +83,6 @@ class WebhookPages(Controller):
             ),
             rows=shown,
             names=names,
-            kinds=KINDS,
             statuses=STATUSES,
             filters=query.values,
             narrowed=bool(query.narrowed - {"account"}),

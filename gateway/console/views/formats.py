@@ -102,16 +102,15 @@ def when(moment: datetime, clock: Clock) -> str:
     """Format a moment in the page's zone: the time of today, otherwise with the date."""
     local, now = clock.local(moment), clock.local(clock.now)
     if local.date() == now.date():
-        return f"{local:%H:%M:%S}.{local.microsecond // 1000:03d}"
+        return _time(local)
     date = f"{local.day} {local:%b}"
     return f"{date} {local:%H:%M}" if local.year == now.year else f"{date} {local.year}"
 
 
 def precisely(moment: datetime, clock: Clock) -> str:
-    """Format a moment with its date, milliseconds and zone."""
+    """Format a moment with its date, time and zone."""
     local = clock.local(moment)
-    milliseconds = f"{local.microsecond // 1000:03d}"
-    return f"{local.day} {local:%b %Y %H:%M:%S}.{milliseconds} {clock.zone}"
+    return f"{local.day} {local:%b %Y} {_time(local)} {clock.zone}"
 
 
 def iso(moment: datetime) -> str:
@@ -171,6 +170,13 @@ def rate(per_second: float | None) -> str:
 def words(identifier: str) -> str:
     """Write an identifier as words: ``first_token`` and ``text-to-image`` without their joints."""
     return identifier.replace("_", " ").replace("-", " ")
+
+
+def _time(local: datetime) -> str:
+    """Format a time with milliseconds; whole minutes, such as ends of spans, without seconds."""
+    if not local.second and not local.microsecond:
+        return f"{local:%H:%M}"
+    return f"{local:%H:%M:%S}.{local.microsecond // 1000:03d}"
 
 
 def _rough(seconds: int) -> str:

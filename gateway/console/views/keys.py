@@ -9,6 +9,7 @@ from typing import Final
 from zoneinfo import ZoneInfo
 
 from gateway.checks.moments import read_moment
+from gateway.console.views.formats import count
 from gateway.console.views.requests import StateKind
 from gateway.operations.keys import KeyView
 from gateway.pricing import format_usd, parse_usd
@@ -40,6 +41,16 @@ class KeyRow:
     requests_per_minute: int | None
     tokens_per_minute: int | None
     concurrent: int | None
+
+    @property
+    def rates(self) -> Sequence[str]:
+        """Its own limits, as words."""
+        limits = (
+            (self.requests_per_minute, "requests a minute"),
+            (self.tokens_per_minute, "tokens a minute"),
+            (self.concurrent, "at a time"),
+        )
+        return [f"{count(number)} {of}" for number, of in limits if number is not None]
 
     def entered(self, zone: str) -> dict[str, str]:
         """Return its terms as a form has them."""

@@ -6,16 +6,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from fractions import Fraction
 from typing import Final
 
 from gateway.catalog.listing import entry_view, order_view
-from gateway.catalog.picking.typical import Find, typical_nanos
+from gateway.catalog.picking.typical import Find, typical_nanos, typical_usage
 from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import TASKS, Modality
 from gateway.catalog.views import EntryView, TypicalOrderView
 from gateway.console.views.formats import count, usd
 from gateway.ledger.prices import LIST, PricePeriod
 from gateway.performance import RecentSpeed, StatsView
+from gateway.pricing import Unbookable, UnpricedUsage, discounted, quote
 from workers.contract.announcements import Announcement
 
 ICONS: Final[Mapping[Modality, str]] = {
@@ -39,7 +41,8 @@ _UNITS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """A model in a list. ``typical_nanos`` is the price of an order as it is usually made."""
+    """A model in a list. ``typical_nanos`` is the price of an order as it is usually made, and
+    ``batch_nanos`` that of the same in a batch. ``available`` is None while it is unknown."""
 
     name: str
     icon: str
@@ -47,12 +50,14 @@ class ModelRow:
     also: Sequence[str]
     typical_nanos: int | None
     typical: str
+    batch_nanos: int | None
     prices: Sequence[str]
-    available: bool
+    available: bool | None
     reason: str | None
     recent: RecentSpeed | None
     context: int | None
     vendor: str | None
+    license: str | None
     good_for: Sequence[str]
     has_own_price: bool
 
@@ -91,9 +96,11 @@ def model_row(
     for_operator: bool,
     recent: RecentSpeed | None,
     has_own_price: bool,
+    healthy: bool,
     sizes: Mapping[str, int] | None = None,
 ) -> ModelRow:
-    """``sizes`` replace those of a usual order."""
+    """``healthy``: whether the announcements are those of now. ``sizes`` replace those of a usual
+    order."""
     view = entry_view(entry, announcements, find=find, for_operator=for_operator)
     return ModelRow(
         name=entry.name,
@@ -102,15 +109,28 @@ def model_row(
         also=entry.also,
         typical_nanos=typical_nanos(entry, find, None, sizes),
         typical=order_text(order_view(entry, entry.task, sizes)),
+        batch_nanos=_batch_nanos(entry, sizes),
         prices=price_texts(entry),
-        available=view["available"],
-        reason=reason_of(view),
+        available=view["available"] if healthy else None,
+        reason=reason_of(view) if healthy else None,
         recent=recent,
         context=entry.limits.context_tokens,
         vendor=entry.vendor,
+        license=entry.license,
         good_for=entry.good_for,
         has_own_price=has_own_price,
     )
+
+
+def _batch_nanos(entry: CatalogEntry, sizes: Mapping[str, int] | None) -> int | None:
+    """Return the price of a typical order in a batch; None if it is not sold or not known."""
+    if entry.discount is None:
+        return None
+    try:
+        price = discounted(entry.selling_price, Fraction(entry.discount))
+        return quote(price, typical_usage(entry, entry.task, sizes)).total_nanos
+    except (Unbookable, UnpricedUsage):
+        return None
 
 
 def reason_of(view: EntryView) -> str | None:

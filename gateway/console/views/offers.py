@@ -14,6 +14,7 @@ from gateway.catalog.picking.typical import SIZES, Find, typical_nanos
 from gateway.catalog.schema import CatalogEntry
 from gateway.console.queries import Query
 from gateway.console.views.models import PriceVersion, order_text, price_texts
+from gateway.console.views.prices import texts_of
 from gateway.errors import InvalidRequest
 from gateway.ledger.prices import PricePeriod
 from gateway.pricing import Bill, Unbookable, UnpricedUsage, charge, discounted, measure_of
@@ -157,25 +158,26 @@ def _in_batch(entry: CatalogEntry, usage: Usage) -> int | None:
 
 
 def version_rows(
-    entry: CatalogEntry,
+    entry: CatalogEntry | None,
     find: Find,
     versions: Sequence[PriceVersion],
     periods: Sequence[PricePeriod],
     price_at: Callable[[int], Any],
 ) -> list[VersionRow]:
-    """Return the history of a price, newest first, with what a usual order costs at each."""
+    """Return the history of a price, newest first, with what a usual order costs at each; that is
+    not known of a model that is no longer sold."""
     known = {(each.effective_from, each.account_id): each for each in periods}
     rows = []
     for version in versions:
         period = known[version.starts_at, version.account_id or 0]
         price = None if period.price_id is None else price_at(period.price_id)
-        at = entry if price is None else entry.at(price)
+        at = None if entry is None or price is None else entry.at(price)
         rows.append(
             VersionRow(
                 version=version,
-                lines=[] if price is None else price_texts(at),
-                typical_nanos=None if price is None else typical_nanos(at, find),
-                is_drawn=price is not None and not version.cancelled and not version.account_id,
+                lines=[] if price is None else texts_of(price),
+                typical_nanos=None if at is None else typical_nanos(at, find),
+                is_drawn=at is not None and not version.cancelled and not version.account_id,
             )
         )
     return rows

@@ -6,17 +6,17 @@ import json
 import math
 import operator
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from gateway.api.http.media_views import blob_of, media_of
 from gateway.console.views.tokens import ShownTokens, shown_tokens
 from gateway.ledger.closed import ClosedRequest
-from workers.contract.media import Medium
+from workers.contract.media import Medium, Transcript
 
 TEXT_MAX: Final = 4_000
 """Characters of a text that a page shows; the whole is fetched by the API."""
@@ -24,6 +24,18 @@ SHOWN: Final = 6
 """Numbers of an embedding that a page shows."""
 COMPARED_MAX: Final = 6
 """Embeddings that are compared with each other."""
+
+
+STILLS: Final[Mapping[str, str]] = {"thumbnail": "first picture", "spritesheet": "sheet of frames"}
+"""Roles of the pictures of a video, with their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Still:
+    """A picture of a video; ``position`` is its place among the outputs."""
+
+    position: int
+    label: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +50,19 @@ class ShownMedium:
     facts: str
     seed: int | None
     error: str | None
+    poster: int | None = None
+    """Position of the picture that a video shows before it plays."""
+    stills: Sequence[Still] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ShownOutput:
     texts: Sequence[str]
     media: Sequence[ShownMedium]
+    """In order; the pictures of a video that can be played are its ``stills``."""
     value: str
-    """Vectors, and everything else as JSON; empty if there is nothing else."""
+    """Vectors, scores and transcripts as lines, and everything else as JSON; empty if there is
+    nothing else."""
     tokens: Sequence[ShownTokens]
     """Log probabilities of each text, if they were asked for."""
     cut: bool
@@ -60,8 +77,8 @@ def shown_output(closed: ClosedRequest) -> ShownOutput | None:
     media = [_medium(position, one, closed) for position, one in enumerate(media_of(closed))]
     value.pop("media", None)
     texts = [_text(choice) for choice in value.pop("choices", ())]
-    vectors = vectors_text(value.pop("vectors", ()))
-    rest = vectors + (json.dumps(value, ensure_ascii=False, indent=2) if value else "")
+    readable = "".join(show(value.pop(name)) for name, show in _READABLE.items() if name in value)
+    rest = readable + (json.dumps(value, ensure_ascii=False, indent=2) if value else "")
     return ShownOutput(
         texts=[text[:TEXT_MAX] for text in texts],
         media=media,
@@ -103,6 +120,32 @@ def vectors_text(vectors: Sequence[bytes]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def scores_text(scores: Sequence[float]) -> str:
+    """Return the scores of documents, the best first, with the places of the documents."""
+    ordered = sorted(enumerate(scores, start=1), key=lambda each: -each[1])
+    return "".join(f"{score:.4f}  document {place}\n" for place, score in ordered)
+
+
+def transcript_text(transcript: Mapping[str, Any]) -> str:
+    """Return the segments of a transcript and its words, with the seconds of their speech."""
+    found = msgspec.convert(transcript, Transcript)
+    about = f"{found.duration_ms / 1000:g} s" + (f", {found.language}" if found.language else "")
+    timed = [
+        f"{one.start_ms / 1000:7.2f} to {one.end_ms / 1000:.2f}  {one.text.strip()}"
+        for part in (found.segments, found.words)
+        for one in part
+    ]
+    return "".join(f"{line}\n" for line in (about, *timed))
+
+
+_READABLE: Final[Mapping[str, Callable[[Any], str]]] = {
+    "vectors": vectors_text,
+    "scores": scores_text,
+    "transcript": transcript_text,
+}
+"""Values of outputs that a page shows as lines and not as JSON."""
+
+
 def _numbers(vector: bytes) -> tuple[float, ...]:
     return struct.unpack(f"<{len(vector) // 4}f", vector)
 
@@ -141,3 +184,26 @@ def _medium(position: int, one: Medium, closed: ClosedRequest) -> ShownMedium:
         seed=fields.get("seed"),
         error=fields.get("error") or None,
     )
+
+
+def with_stills(media: Sequence[ShownMedium]) -> list[ShownMedium]:
+    """Move pictures of videos into the videos that they are of: in order if each video has one, or
+    else all of them into each."""
+    videos = [one for one in media if one.kind == "video" and one.stored]
+    if not videos:
+        return list(media)
+    by_role = {role: [one for one in media if one.role == role and one.stored] for role in STILLS}
+    shown = []
+    for one in media:
+        if one in videos:
+            place = videos.index(one)
+            own = {
+                role: [some[place]] if len(some) == len(videos) else some
+                for role, some in by_role.items()
+            }
+            stills = [Still(each.position, STILLS[role]) for role in own for each in own[role]]
+            poster = own["thumbnail"][0].position if own["thumbnail"] else None
+            shown.append(replace(one, poster=poster, stills=stills))
+        elif one.role not in STILLS:
+            shown.append(one)
+    return shown

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.audit_log import AuditEvent
 from gateway.billing.reconciliation import Reconciliation
 from gateway.billing.usage.traffic import Flow, OpenHolds
-from gateway.console.views.formats import count, duration, share, usd
+from gateway.console.views.formats import Clock, ago, count, duration, share, usd
 from gateway.console.views.money import SumRow
 from workers.contract.announcements import Announcement
 from workers.contract.load import Load
@@ -80,6 +81,21 @@ def overview_texts(present: Present) -> dict[str, str]:
     }
 
 
+def load_text(loaded: AuditEvent, clock: Clock) -> str:
+    """Describe the last load of the catalog: by whom, and with which outcome."""
+    found = loaded.after or {}
+    if loaded.act == "catalog.refuse":
+        problems = found.get("problems", 1)
+        return (
+            f"{ago(loaded.at, clock)} by {loaded.actor}: {problems} "
+            f"problem{'' if problems == 1 else 's'}; the one before is in force"
+        )
+    changed = len(found.get("changed", ()))
+    prices = f", {count(changed)} price{'' if changed == 1 else 's'} changed" if changed else ""
+    how = "at the" if loaded.actor.startswith("start of") else "by"
+    return f"loaded {how} {loaded.actor}{prices}"
+
+
 def changes_of(rows: Sequence[SumRow], before: Sequence[SumRow], name: str) -> dict[str, str]:
     """Return by label how much more or less net cost rows have than those of an earlier span."""
     earlier = {row.labels[name]: row.net_nanos for row in before}
@@ -111,24 +127,25 @@ class HourCurve:
     points: str
 
 
-def hour_curves(minutes: Sequence[Flow]) -> list[HourCurve]:
+def hour_curves(minutes: Sequence[Flow], first_outputs: Sequence[int | None]) -> list[HourCurve]:
     """Return the curves of an hour, each scaled to its own highest minute."""
-    drawn = (
+    drawn: Sequence[tuple[str, str, Sequence[int | None]]] = (
         ("accepted", "Requests accepted", [flow.accepted for flow in minutes]),
         ("failed", "Requests that failed", [flow.failed for flow in minutes]),
         ("charged", "Charged", [flow.charged_nanos for flow in minutes]),
-        ("settled", "Requests settled", [flow.settled for flow in minutes]),
+        ("first", "p95 of the time to the first output", first_outputs),
     )
     return [HourCurve(f"{name}_curve", label, points_of(values)) for name, label, values in drawn]
 
 
-def points_of(values: Sequence[int]) -> str:
-    """Return the points of a line in a small box, scaled to the highest value."""
-    most = max(values) or 1
+def points_of(values: Sequence[int | None]) -> str:
+    """Return the points of a line in a small box, scaled to the highest value; None has none."""
+    most = max((value for value in values if value is not None), default=0) or 1
     across = WIDTH / max(len(values) - 1, 1)
     return " ".join(
         f"{at * across:.0f},{HEIGHT - 1 - (HEIGHT - 2) * value / most:.0f}"
         for at, value in enumerate(values)
+        if value is not None
     )
 
 

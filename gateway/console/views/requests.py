@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from gateway.catalog.schema import CatalogEntry
+from gateway.console.columns import ListColumns
 from gateway.console.views.formats import count
 from gateway.ledger.closed import ClosedRequest
 from gateway.ledger.receipts import Receipt
@@ -27,19 +29,25 @@ KINDS: Final[Mapping[str, StateKind]] = {
 PHASES: Final = ("queue", "load", "preprocess", "transfer", "forward", "postprocess")
 STATUSES: Final = tuple(KINDS)
 NO_ORIGIN: Final = RequestOrigin("", "", "")
-COLUMNS: Final[Mapping[str, str]] = {
-    "account": "Account",
-    "key": "Key",
-    "held": "Held, $",
-    "took": "Took, by phase",
-    "first": "First",
-    "made": "Made",
-    "class": "Class",
-    "task": "Task",
-    "tags": "Tags",
-}
-"""Columns of the list that a visitor can hide, with their heads; keys and classes are shown where
-there is room."""
+COLUMNS: Final = ListColumns(
+    "requests",
+    {
+        "status": "Status",
+        "model": "Model",
+        "task": "Task",
+        "account": "Account",
+        "key": "Key",
+        "held": "Held, $",
+        "charged": "Charged, $",
+        "took": "Took, by phase",
+        "first": "First",
+        "made": "Made",
+        "class": "Class",
+        "tags": "Tags",
+    },
+    hidden=frozenset({"task", "tags"}),
+)
+"""Keys and classes are shown where there is room."""
 
 
 class Phase(NamedTuple):
@@ -186,3 +194,9 @@ def _quantities(usage: Usage) -> Iterator[str]:
         yield f"{usage.audio_ms / 1000:g} s audio"
     elif usage.characters:
         yield f"{count(usage.characters)} characters"
+
+
+def example_model(entries: Sequence[CatalogEntry]) -> str:
+    """Return a model that answers the call of an example."""
+    chats = (entry.name for entry in entries if entry.task == "text-generation")
+    return next(chats, "your-model")

@@ -26,16 +26,10 @@ from gateway.ledger.proof.walk import Walk
 from gateway.pricing import format_usd
 from gateway.sql.database import exact_sum
 from gateway.tables.archives import archives
-from gateway.tables.core import (
-    periods,
-    receipts,
-    refunds,
-    transfers,
-    usage_hourly,
-    usage_hours,
-)
+from gateway.tables.core import periods, receipts, refunds, transfers
 from gateway.tables.proofs import proven_accounts
 from gateway.tables.settlement_time import settled_within
+from gateway.tables.usage import usage_hourly, usage_hours
 
 AGAIN: Final = 2
 """Times that an account with a finding is proven again."""

@@ -7,7 +7,7 @@ Acts of a user are recorded as those of ``user 12``, so that the log's actors ar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, Self
 
@@ -152,9 +152,16 @@ def refuse_revoked(connection: Connection, error: SessionRevoked, *, origin: Ori
         record_refusal(connection, error.identity, "the session was ended", origin)
 
 
-def refuse(connection: Connection, session: Session, why: str, *, origin: Origin) -> None:
+def refuse(
+    connection: Connection,
+    session: Session,
+    why: str,
+    *,
+    origin: Origin,
+    call_id: str | None = None,
+) -> None:
     """Record that a call within a session was refused, because it was forged or not allowed."""
-    record_refusal(connection, session.identity, why, origin)
+    record_refusal(connection, session.identity, why, origin, call_id=call_id)
 
 
 def leave(connection: Connection, session: Session) -> None:
@@ -306,11 +313,17 @@ def _record_end(
 
 
 def record_refusal(
-    connection: Connection, identity: Identity | Known, why: str, origin: Origin
+    connection: Connection,
+    identity: Identity | Known,
+    why: str,
+    origin: Origin,
+    *,
+    call_id: str | None = None,
 ) -> None:
+    author = author_of(identity) if isinstance(identity, Identity) else Author("console", "http")
     record(
         connection,
-        author_of(identity) if isinstance(identity, Identity) else Author("console", "http"),
+        author if call_id is None else replace(author, call_id=call_id),
         "session.refuse",
         identity.subject,
         account_id=identity.account_id,

@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Literal, NamedTuple, TypedDict, cast
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, cast
 
 import msgspec
 from prometheus_client import Counter
@@ -40,6 +40,10 @@ ROW_S: Final = 10
 SCHEMA_EVERY_S: Final = 60.0
 
 
+ServedPart: TypeAlias = Literal["gateway", "console"]
+"""What a process serves; that of the console does no scheduled work and settles nothing."""
+
+
 class TaskRun(msgspec.Struct, frozen=True, omit_defaults=True):
     """The last run of a scheduled task in one process; without one, ``ended_ms`` is 0."""
 
@@ -52,6 +56,7 @@ class GatewayState(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a gateway process tells of itself."""
 
     name: str
+    part: ServedPart = "gateway"
     host: str = ""
     process: int = 0
     version: str = ""
@@ -84,6 +89,7 @@ class GatewayView(TypedDict):
 
     object: Literal["gateway"]
     name: str
+    part: ServedPart
     host: str
     process: int
     version: str
@@ -182,6 +188,7 @@ class Reporter:
         supervisor: Supervisor,
         batches: Callable[[], int],
         tasks: Callable[[], Mapping[str, TaskRun]],
+        part: ServedPart,
     ) -> None:
         self._gateways = gateways
         self._name = name
@@ -190,6 +197,7 @@ class Reporter:
         self._supervisor = supervisor
         self._batches = batches
         self._tasks = tasks
+        self._part = part
         self._started_ms = _now_ms()
         self._queue_us: int | None = None
         self._schema_current = True
@@ -238,6 +246,7 @@ class Reporter:
         counted, (commits, committed) = _counted(), self._requests.ledger.committed
         return GatewayState(
             name=self._name,
+            part=self._part,
             host=_host(),
             process=os.getpid(),
             version=installed_version(),
@@ -266,6 +275,7 @@ def gateway_view(state: GatewayState) -> GatewayView:
     return {
         "object": "gateway",
         "name": state.name,
+        "part": state.part,
         "host": state.host,
         "process": state.process,
         "version": state.version,

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import os
 import shutil
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from litestar import Litestar
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from gateway.settings import Settings
 from gateway.sql.database import Database
 from tests.console.browser.inspection import RECORD_VIOLATIONS
 from tests.console.seeding import Seeded, seed
-from tests.console.serving import serving
+from tests.console.serving import served_settings, serving
 from tests.console.visiting import open_link
 from tests.databases import Databases
-from tests.stack import CATALOG, PEPPER, free_port
+from tests.stack import CATALOG
+
+if TYPE_CHECKING:
+    from tests.gateway.test_pictures import Service
 
 PATH = "TOLLGATE_TEST_BROWSER"
 REQUIRED = "TOLLGATE_TEST_BROWSER_REQUIRED"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+PATIENCE_MS = 30_000
+"""A busy machine takes long to answer."""
+
+expect.set_options(timeout=PATIENCE_MS)
 
 
 @dataclass(frozen=True)
@@ -62,18 +68,24 @@ class Site:
         return f"{self.url}{made['path']}"
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    """The system's Chromium; without one, tests are skipped, or fail where it is required.
-
-    Only for one module: while Playwright runs, no asynchronous test can run in this process.
-    """
+def chromium_path() -> str:
+    """Find the system's Chromium; without one, skip the test, or fail where it is required."""
     path = os.environ.get(PATH) or next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
         how = f"no Chromium here: apt-get install chromium, or set {PATH}"
         if os.environ.get(REQUIRED) == "1":
             pytest.fail(how)
         pytest.skip(how)
+    return path
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """The system's Chromium; without one, tests are skipped, or fail where it is required.
+
+    Only for one module: while Playwright runs, no asynchronous test can run in this process.
+    """
+    path = chromium_path()
     # The sandbox of Chromium does not run as root, as in containers.
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     arguments += ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
@@ -92,20 +104,30 @@ def site(tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str) -
     database = Database(url)
     seeded = seed(database, catalog)
     database.dispose()
-    port = free_port()
-    settings = Settings.model_validate(
-        {
-            "home": directory / "home",
-            "catalog": catalog,
-            "database_url": url,
-            "redis_url": valkey,
-            "namespace": f"t{uuid.uuid4().hex[:8]}",
-            "pepper": PEPPER,
-            "port": port,
-        }
-    )
+    settings = served_settings(directory, url, valkey)
     with serving(settings) as served:
-        yield Site(f"http://127.0.0.1:{port}", url, seeded, catalog, served.app)
+        yield Site(f"http://127.0.0.1:{settings.port}", url, seeded, catalog, served.app)
+
+
+@pytest.fixture(scope="package")
+def looking() -> Iterator[Service]:
+    """Somebody else's model, which sees pictures."""
+    # Imported here because it brings in libraries that take seconds, which few modules need.
+    from tests.console.browser.playing import somebody_elses_model
+
+    with somebody_elses_model() as service:
+        yield service
+
+
+@pytest.fixture(scope="package")
+def playground(
+    tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str, looking: Service
+) -> Iterator[Site]:
+    """A gateway and a worker with a model for every task, and an account with credit."""
+    from tests.console.browser.playing import served
+
+    with served(tmp_path_factory.mktemp("playground"), postgres, valkey, looking) as site:
+        yield site
 
 
 Enter = Callable[..., Page]
@@ -130,7 +152,7 @@ def enter(chromium: Browser, site: Site) -> Iterator[Enter]:
             contexts.append(context)
             page = context.new_page()
         context.add_init_script(RECORD_VIOLATIONS)
-        page.set_default_timeout(30_000)  # a busy machine takes long to answer
+        page.set_default_timeout(PATIENCE_MS)
         return page
 
     yield open_page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,13 +11,12 @@ from playwright.sync_api import Route, expect
 
 from gateway.console.jobs import store
 from gateway.console.jobs.store import NewJob
-from gateway.settings import Settings
 from gateway.sql.database import Database
 from tests.console.browser.conftest import Enter, Site
 from tests.console.seeding import seed
-from tests.console.serving import serving
+from tests.console.serving import served_settings, serving
 from tests.databases import Server, own_postgres
-from tests.stack import CATALOG, PEPPER, free_port
+from tests.stack import CATALOG
 
 
 @pytest.fixture(scope="module")
@@ -30,17 +28,9 @@ def served(tmp_path_factory: pytest.TempPathFactory, valkey: str) -> Iterator[tu
         database = Database(url)
         seeded = seed(database, catalog)
         database.dispose()
-        values = {
-            "home": directory / "home",
-            "catalog": catalog,
-            "database_url": url,
-            "redis_url": valkey,
-            "namespace": f"t{uuid.uuid4().hex[:8]}",
-            "pepper": PEPPER,
-            "port": (port := free_port()),
-        }
-        with serving(Settings.model_validate(values)):
-            yield Site(f"http://127.0.0.1:{port}", url, seeded, catalog), server
+        settings = served_settings(directory, url, valkey)
+        with serving(settings):
+            yield Site(f"http://127.0.0.1:{settings.port}", url, seeded, catalog), server
 
 
 @pytest.fixture(scope="module")

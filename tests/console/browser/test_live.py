@@ -18,6 +18,7 @@ from tests.console.seeding import Seeder
 
 TABS = 8
 RATE = 1000
+HEAP_GROWTH_MAX = 10 * 1024 * 1024
 RECORD_MESSAGES = """\
 () => {
   window.tail = { sizes: [], entered: 0 };
@@ -66,10 +67,10 @@ def test_figures_of_the_overview_follow_within_seconds(site: Site, enter: Enter)
     newest = page.locator("#rows tr").first.get_attribute("id")
     make_requests(site, 3)
 
-    expect(page.locator("[data-text=earned_of]")).not_to_have_text(before, timeout=5_000)
-    expect(page.locator("#rows tr").nth(3)).to_have_id(newest or "", timeout=5_000)
+    expect(page.locator("[data-text=earned_of]")).not_to_have_text(before)
+    expect(page.locator("#rows tr").nth(3)).to_have_id(newest or "")
     expect(page.locator("#rows tr")).to_have_count(10)
-    expect(page.locator("[data-text=accepted]")).not_to_have_text("0.0", timeout=5_000)
+    expect(page.locator("[data-text=accepted]")).not_to_have_text("0.0")
     assert watched.inspect() == []
 
     page.get_by_role("button", name="Pause").click()
@@ -88,12 +89,10 @@ def test_all_tabs_of_a_browser_share_one_stream(site: Site, enter: Enter) -> Non
     context = first.context
     streams = Streams(context)
     tabs = [context.new_page() for _ in range(TABS)]
-    began = datetime.now(UTC)
     for tab in tabs:
         tab.goto("/console", wait_until="commit")
     for tab in tabs:
         expect(tab.locator("#figures")).to_be_visible()
-    assert (datetime.now(UTC) - began).total_seconds() < 2 * TABS
     for tab in tabs:
         expect(tab.locator("#live")).to_have_attribute("data-state", "live")
 
@@ -105,7 +104,7 @@ def test_all_tabs_of_a_browser_share_one_stream(site: Site, enter: Enter) -> Non
     for tab in tabs:
         expect(tab.locator("[data-text=accepted]")).not_to_have_text("0.0")
     # The figure may be older than the new stream.
-    give_up = time.monotonic() + 10
+    give_up = time.monotonic() + 30
     while not streams.tabs and time.monotonic() < give_up:
         tabs[0].wait_for_timeout(100)
     [successor] = streams.tabs
@@ -157,6 +156,7 @@ def test_tail_keeps_up_with_a_thousand_settlements_a_second(
     expect(page.locator("#live")).to_have_attribute("data-state", "live")
     count_all = "() => document.querySelectorAll('#rows tr').length"
     before = page.evaluate(count_all)
+    memory = heap_of(page)
     began, made = time.monotonic(), 0
 
     while time.monotonic() < began + seconds:
@@ -179,6 +179,7 @@ def test_tail_keeps_up_with_a_thousand_settlements_a_second(
     assert len(sizes) <= 4 * (took + 3)
     assert max(sizes) <= 50
     assert page.evaluate(count_all) <= before + entered
+    assert heap_of(page) - memory <= HEAP_GROWTH_MAX
 
 
 def test_open_request_follows_to_its_receipt_and_can_be_cancelled(site: Site, enter: Enter) -> None:
@@ -193,7 +194,9 @@ def test_open_request_follows_to_its_receipt_and_can_be_cancelled(site: Site, en
 
     watched.visit(f"/console/requests/{ended}")
     expect(page.locator("h1")).to_contain_text("echo holds $")
-    expect(page.locator("[data-text=waited]")).to_have_text("2 s ago", timeout=6_000)
+    waited = page.locator("[data-text=waited]")
+    expect(waited).not_to_have_text(waited.inner_text())
+    expect(waited).to_have_text(re.compile(r"^\d+ s ago$"))
     with seeding(site) as seeder:
         seeder.end(ended)
     expect(page.locator("#money")).to_be_visible()
@@ -216,6 +219,15 @@ def seeding(site: Site) -> Iterator[Seeder]:
             yield Seeder(connection, site.catalog, seed=datetime.now(UTC).microsecond)
     finally:
         database.dispose()
+
+
+def heap_of(page: Page) -> int:
+    """Return the bytes that the scripts of a page hold, once what is not needed is gone."""
+    session = page.context.new_cdp_session(page)
+    session.send("HeapProfiler.collectGarbage")
+    used = session.send("Runtime.getHeapUsage")["usedSize"]
+    session.detach()
+    return int(used)
 
 
 def make_requests(site: Site, count: int) -> None:

@@ -16,7 +16,7 @@ from tests.console.visiting import open_link
 ENTRANCE = "/console/enter"
 
 
-@pytest.mark.parametrize("role", ["operator", "owner"])
+@pytest.mark.parametrize("role", ["operator", pytest.param("owner", marks=pytest.mark.long)])
 def test_every_page_can_be_read(role: AnyRole, site: Site, enter: Enter) -> None:
     page = enter(role, java_script_enabled=False)
 

@@ -24,6 +24,30 @@ def make_checkpoint(name: str, path: Path) -> Path:
     return path
 
 
+def make_control_network(name: str, checkpoint: Path, path: Path) -> Path:
+    """Save a control network for a checkpoint of a pipeline, with weights that make a difference;
+    some libraries start with zeros."""
+    pipeline = getattr(d, name).from_pretrained(checkpoint)
+    if hasattr(pipeline, "transformer"):
+        network: Any = d.FluxControlNetModel.from_transformer(
+            pipeline.transformer,
+            num_layers=1,
+            num_single_layers=1,
+            attention_head_dim=16,
+            num_attention_heads=2,
+        )
+    else:
+        network = d.ControlNetModel.from_unet(
+            pipeline.unet, conditioning_embedding_out_channels=(8, 16)
+        )
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.2)
+    network.save_pretrained(path)
+    return path
+
+
 def _stable_diffusion(kind: Any = d.StableDiffusionPipeline, **unet: Any) -> Any:
     return kind(
         vae=parts.vae(),

@@ -12,7 +12,7 @@ from benchmarks import diffusion
 TINY = ["--requests", "3", "--short", "1", "--long", "3", "--repeats", "1", "--together", "2"]
 
 
-@pytest.mark.parametrize("more", [[], ["--processor-time"]])
+@pytest.mark.parametrize("more", [[], pytest.param(["--processor-time"], marks=pytest.mark.long)])
 def test_benchmark_compares_all_engines_and_their_images(
     checkpoint: Callable[[str], Path], capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
+from tests.workers.diffusion.checkpoints import make_control_network
 from tests.workers.diffusion.driver import SIZE, Driver, opened, picture, spec
 from workers.contract.jobs import Completed, Failed
 from workers.engines.diffusion.engine import DiffusionEngine
@@ -34,15 +35,6 @@ EACH = [
 ]
 
 
-def _random(network: Any) -> Any:
-    """Give a network weights that all make a difference; some libraries start with zeros."""
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for weight in network.parameters():
-            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.2)
-    return network
-
-
 def _denoiser(pipeline: Any) -> Any:
     return getattr(pipeline, "unet", None) or pipeline.transformer
 
@@ -54,21 +46,8 @@ def networks(tmp_path_factory: pytest.TempPathFactory, checkpoint: Make) -> Call
 
     def make(kind: str) -> Path:
         if kind not in made:
-            denoiser = _denoiser(getattr(diffusers, kind).from_pretrained(checkpoint(kind)))
-            if kind == "FluxPipeline":
-                network: Any = diffusers.FluxControlNetModel.from_transformer(
-                    denoiser,
-                    num_layers=1,
-                    num_single_layers=1,
-                    attention_head_dim=16,
-                    num_attention_heads=2,
-                )
-            else:
-                network = diffusers.ControlNetModel.from_unet(
-                    denoiser, conditioning_embedding_out_channels=(8, 16)
-                )
-            made[kind] = tmp_path_factory.mktemp("control")
-            _random(network).save_pretrained(made[kind])
+            folder = tmp_path_factory.mktemp("control")
+            made[kind] = make_control_network(kind, checkpoint(kind), folder)
         return made[kind]
 
     return make
@@ -255,7 +234,11 @@ def test_results_with_a_reference_are_those_of_the_pipeline(
 
 
 @pytest.mark.parametrize(
-    "kind", ["StableDiffusionXLPipeline", *(pytest.param(k, marks=pytest.mark.long) for k in KINDS)]
+    "kind",
+    [
+        "StableDiffusionXLPipeline",
+        pytest.param("StableDiffusionPipeline", marks=pytest.mark.long),
+    ],
 )
 def test_sources_masks_and_both_guides_go_together(
     kind: str, checkpoint: Make, networks: Make, references: Make
@@ -287,6 +270,31 @@ def test_sources_masks_and_both_guides_go_together(
     assert all(isinstance(outcome, Completed) for outcome in driver.outcomes.values())
     plain, both = (opened(driver.files(name)[0]) for name in ("plain", "both"))
     assert np.abs(plain - both).mean() > 1
+
+
+def test_guides_that_the_library_has_no_pipeline_for_are_refused(
+    checkpoint: Make, networks: Make, references: Make
+) -> None:
+    kind = "FluxPipeline"
+    reference = {"checkpoint": str(references(kind))}
+    of = spec(
+        *(checkpoint(kind), "text-to-image", "image-to-image"),
+        controls=_listed(networks(kind)),
+        reference=reference,
+    )
+    driver = Driver(of)
+    files = [picture(seed, (SIZE, SIZE)) for seed in range(3)]
+
+    driver.admit("without a source", files[:2], images=0, control="edges", reference=True)
+    refused = driver.admit(
+        "with one", files, task="image-to-image", images=1, control="edges", reference=True
+    )
+    driver.finish()
+
+    assert isinstance(driver.outcomes["without a source"], Completed)
+    assert isinstance(refused, Failed)
+    assert refused.param == "reference_image"
+    assert "no reference image beside a control picture in this task" in refused.message
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,10 @@ def test_what_may_wait_on_the_host_is_not_demanded(checkpoint: Make) -> None:
     assert whole.memory.optional_bytes > 0
     parked = _parked(of).engine
     assert parked.memory.optional_bytes < whole.memory.optional_bytes
+    parking = parked._model.parking
+    assert parking is not None
+    assert whole.memory.host_bytes == 0
+    assert parked.memory.host_bytes == parking.bytes > 0
 
 
 @pytest.mark.usefixtures("own_memory")

@@ -283,6 +283,32 @@ def test_cancelled_request_ends_with_its_usage(checkpoint: Callable[[str], Path]
     engine.release(id)
 
 
+@pytest.mark.usefixtures("single_layers")
+@pytest.mark.parametrize("family", ["bert", "qwen3"])
+def test_batch_is_interrupted_between_layers(
+    family: str, checkpoint: Callable[[str], Path]
+) -> None:
+    engine = _engine(checkpoint(family))
+    engine.admit(_job("a", "the fox", "a lazy dog"), Clock())
+    steps = [engine.step(Clock())]
+    while not steps[-1].outcomes:
+        steps.append(engine.step(Clock()))
+    engine.release(RequestId("a"))
+
+    ((_, outcome),) = steps[-1].outcomes
+    assert len(steps) > 2
+    assert all(step.weights["a"] > 0 for step in steps)  # type: ignore[index]
+    assert isinstance(outcome, Completed)
+    alone = [_run(engine, _job(text, text))[text] for text in ("the fox", "a lazy dog")]
+    for vector, other in zip(_vectors(outcome), alone, strict=True):
+        assert torch.allclose(vector, _vectors(other)[0], atol=1e-5)
+    engine.admit(_job("b", "gone"), Clock())
+    engine.step(Clock())
+    assert (call := engine._batches._call) is not None
+    engine.release(RequestId("b"))
+    assert call._computation.dead
+
+
 @pytest.mark.parametrize(
     ("options", "limits", "message"),
     [

@@ -34,7 +34,7 @@ def test_figures_of_the_card_hold() -> None:
     texts = [*itertools.chain(*PAIRS), *UNKNOWN]
     driver.take(Job(RequestId("a"), "1", spec.name, spec.task, {"inputs": texts}))
 
-    driver.step()
+    driver.finish()
 
     outcome = driver.outcomes["a"]
     assert isinstance(outcome, Completed)

@@ -110,3 +110,23 @@ def test_decoding_sixteen_large_pictures_fits_or_is_split(device: torch.device) 
 
     assert [run.error for run in runs] == [None] * 16
     assert {tuple(run.result) for run in runs} == {(1, 3, 1024, 1024)}
+
+
+def test_parts_that_wait_in_pinned_memory_change_no_picture(
+    picture_checkpoint: Checkpoint,
+) -> None:
+    of = spec(picture_checkpoint("StableDiffusionXLPipeline"), device="cuda:0", dtype="bfloat16")
+    whole, parked = Driver(of), Driver(of)
+    parked.engine.unload()
+    parked.engine.allow(parked.engine.demand().bytes)
+    parked.engine.load()
+
+    expected, got = _draw(whole, 2), _draw(parked, 2)
+
+    parking = parked.engine._model.parking
+    assert parking is not None
+    assert parked.engine.memory.host_bytes == parking.bytes > 0
+    assert whole.engine.memory.host_bytes == 0
+    assert all(host.is_pinned() for part in parking._parts.values() for _, host in part.tensors)
+    for one, other in zip(got, expected, strict=True):
+        assert np.array_equal(one, other)

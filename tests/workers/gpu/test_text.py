@@ -17,6 +17,8 @@ import torch
 from tests.workers.fakes import Clock
 from tests.workers.llm.checkpoints import make_checkpoint, make_engine, make_spec
 from tests.workers.llm.driver import Driver, choices, job, run_alone
+from tests.workers.llm.pictures import FAMILIES as PICTURED
+from tests.workers.llm.pictures import look, make_pictured, picture, pictured_engine
 from tests.workers.llm.test_engine import EXPERTS, FAMILIES, LONG, QUESTIONS
 from tests.workers.test_stored_layers import fp8_matrix, int4_matrix
 from workers.contract.jobs import ChatInput, Completed
@@ -24,6 +26,7 @@ from workers.engines.llm import graphs, varlen
 from workers.engines.llm.decoder import Decoder
 from workers.engines.llm.engine import LlmEngine
 from workers.engines.llm.sampling import Draw, SampledToken, Sampler, draw
+from workers.engines.llm.steps import launch
 from workers.engines.precision import QUANTIZED
 from workers.engines.quantized import layers
 from workers.engines.quantized.layers import keep
@@ -304,3 +307,60 @@ def test_kernels_of_four_bits_and_of_fp8_blocks_are_used_and_right() -> None:
         assert float((got - expected).norm() / expected.norm()) < 0.06
     assert layers._multiplies_int4(device)
     assert layers._multiplies_blocks(device)
+
+
+@pytest.mark.parametrize("batch_invariant", [True, False])
+def test_nothing_waits_for_the_device_but_for_tokens(
+    batch_invariant: bool, chat_checkpoint: Checkpoint
+) -> None:
+    """The next step is enqueued before the tokens of this one are read."""
+    path = chat_checkpoint("llama")
+    engines = [
+        make_engine(path, device="cuda:0", dtype="bfloat16", batch_invariant=batch_invariant)
+        for _ in range(2)
+    ]
+    engines[0].runs_ahead = False
+    parameters: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"top_p": 0.9},
+        {"top_k": 5, "presence_penalty": 1.0},
+    ]
+    jobs = [
+        _ask(f"r{number}", QUESTIONS[number], 60, **{"temperature": 1.0, **more})
+        for number, more in enumerate(parameters)
+    ]
+    drivers = [Driver(engine) for engine in engines]
+    for driver in drivers:
+        for wanted in jobs:
+            driver.admit(wanted)
+    while engines[1]._ahead is None:
+        drivers[1].step()
+
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(20):
+            drivers[1].step()
+            assert engines[1]._ahead is not None
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for driver in drivers:
+        driver.finish(*(wanted.request_id for wanted in jobs))
+
+    if batch_invariant:
+        found = [[choices(one) for one in driver.outcomes.values()] for driver in drivers]
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("family", PICTURED)
+def test_pictures_are_read_as_by_a_cpu(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "SLICE_S", 0.0)
+    path = make_pictured(family, tmp_path)
+    shown = ("what is ", picture(60, 30, 1), " and ", picture(20, 90, 2))
+    wanted, files = look("a", *shown, logprobs=True, top_logprobs=8)
+
+    got = run_alone(pictured_engine(path, device="cuda:0", dtype="bfloat16"), wanted, files)
+
+    expected = run_alone(pictured_engine(path, device="cpu"), wanted, files)
+    _assert_close(got, expected, TOLERANCE["bfloat16"])

@@ -41,6 +41,8 @@ def job(name: str, content: str, *, stream: bool = True, role: str = "user", **c
 class Clock:
     """A phase clock that only records the names of the phases."""
 
+    alone = True
+
     def __init__(self) -> None:
         self.phases: list[Phase] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -79,13 +80,13 @@ def test_greedy_answers_in_a_batch_equal_those_of_generate(
     ("seed", "family", "slots", "dtype"),
     [
         (0, "qwen3", 4, "float32"),
-        (1, "llama", 3, "float32"),
+        pytest.param(1, "llama", 3, "float32", marks=pytest.mark.long),
         (2, "phi3", 8, "bfloat16"),
-        (3, "gemma3", 4, "float32"),
-        (4, "mistral", 2, "bfloat16"),
-        (5, "qwen2", 6, "float32"),
+        pytest.param(3, "gemma3", 4, "float32", marks=pytest.mark.long),
+        pytest.param(4, "mistral", 2, "bfloat16", marks=pytest.mark.long),
+        pytest.param(5, "qwen2", 6, "float32", marks=pytest.mark.long),
         (6, "deepseek3", 4, "float32"),
-        (7, "deepseek2", 5, "bfloat16"),
+        pytest.param(7, "deepseek2", 5, "bfloat16", marks=pytest.mark.long),
     ],
 )
 def test_answers_are_batch_invariant_to_the_last_bit(
@@ -361,7 +362,8 @@ def test_four_phases_are_timed_separately(checkpoint: Checkpoint) -> None:
 
     driver.step()
 
-    assert driver.clock.phases == ["preprocess", "transfer", "forward", "postprocess"]
+    phases = [phase for phase, _ in itertools.groupby(driver.clock.phases)]
+    assert phases == ["preprocess", "transfer", "forward", "postprocess"]
 
 
 def _cached(driver: Driver, name: str) -> tuple[int, int]:

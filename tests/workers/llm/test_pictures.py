@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from tests.workers.llm.pictures import (
     pictured_engine,
     pictured_spec,
 )
-from workers.contract.jobs import Completed, Failed
+from workers.contract.jobs import Cancelled, Completed, Failed
 from workers.engines.llm.engine import LlmEngine
+from workers.engines.llm.steps import launch
 from workers.engines.llm.vision.pictures import Picture, PicturePrompt
 from workers.protocol.engine import Admitted, Prepared
 
@@ -402,3 +404,55 @@ def _choices(engine: LlmEngine) -> dict[str, Any]:
         for id, request in engine._requests.items()
         for choice in request.choices.values()
     }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_decoded_between_the_layers_of_the_tower(
+    family: str, pictured: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = pictured(family)
+    reference = PicturedReference(path)
+    engine = pictured_engine(path, slots=4)
+    driver = Driver(engine)
+    driver.admit(*look("text", WORDS, max_tokens=40))
+    driver.step()
+    monkeypatch.setattr(launch, "SLICE_S", 0.0)
+    for number, parts in enumerate(((WIDE, "a", TALL), (TALL, "b"))):
+        driver.admit(*look(f"r{number}", *parts, account=str(number), max_tokens=20))
+
+    # The convolution, what is before two layers, and each of them, for each of three pictures.
+    costs: Counter[str] = Counter()
+    for step in range(11):
+        costs.update(driver.step())
+        assert len(driver.events["text/0"]) == 2 + step
+    assert not driver.events.get("r1/0")
+    assert costs["r0"] > costs["r1"] > 0
+    driver.finish("text", "r0", "r1")
+
+    assert texts(driver.outcomes["r0"]) == [reference.generate((WIDE, "a", TALL), 20)[2]]
+    assert texts(driver.outcomes["r1"]) == [reference.generate((TALL, "b"), 20)[2]]
+    assert texts(driver.outcomes["text"]) == [reference.generate((WORDS,), 40)[2]]
+
+
+def test_a_picture_whose_request_ends_is_encoded_no_further(
+    pictured: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "SLICE_S", 0.0)
+    engine = pictured_engine(pictured())
+    driver = Driver(engine)
+    driver.admit(*look("r", WIDE, "a"))
+    driver.step()
+    (choice,) = _choices(engine).values()
+    assert choice.pictures is not None
+    (shown,) = choice.pictures.pictures_in(0, len(choice.prompt))
+    assert shown.encoding is not None
+    computation = shown.encoding.computation
+
+    engine.cancel(look("r")[0].request_id, "client")
+    driver.step()
+
+    assert isinstance(driver.outcomes["r"], Cancelled)
+    assert computation.dead
+    assert shown.encoding is None
+    again = run_alone(engine, *look("again", WIDE, "a"))
+    assert texts(again) == [PicturedReference(pictured()).generate((WIDE, "a"), 12)[2]]

@@ -16,6 +16,7 @@ from torch import nn
 from tests.workers.llm import quantized_files as files
 from tests.workers.llm.checkpoints import Reference, make_engine, make_spec
 from tests.workers.llm.driver import Driver, choices, job, run_alone, texts
+from tests.workers.llm.pictures import make_pictured, pictured_engine
 from tests.workers.llm.test_engine import QUESTIONS
 from workers.contract.jobs import Completed
 from workers.engines.footprint import weights_estimate
@@ -251,3 +252,13 @@ def test_parts_that_are_missing_or_do_not_fit_are_named(dtype: str, tmp_path: Pa
     _damage(second, shorten)
     with pytest.raises(ValueError, match=rf"{layer} in .* cannot be read: scales of shape"):
         make_engine(second, dtype=dtype)
+
+
+def test_quantized_weights_of_a_vision_model_are_refused(tmp_path: Path) -> None:
+    path = make_pictured("qwen2vl", tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (path / "config.json").write_text(json.dumps(config))
+
+    with pytest.raises(ValueError, match=r"quantised weights of Qwen2VL.* are not supported"):
+        pictured_engine(path)

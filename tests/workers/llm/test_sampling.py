@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -17,6 +18,7 @@ from transformers import (
 )
 
 from workers.contract.jobs import ChatInput
+from workers.engines.llm import sampling
 from workers.engines.llm.sampling import (
     HEAD,
     NOT_FINITE,
@@ -302,3 +304,41 @@ def test_row_without_finite_logits_fails_alone() -> None:
 
     assert sampled[1] == NOT_FINITE
     assert all(isinstance(sampled[row], SampledToken) for row in (0, 2))
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"temperature": 0.0},
+        {},
+        {"top_p": 0.9, "min_p": 0.01},
+        {"top_k": 5, "logprobs": True},
+        {"frequency_penalty": 0.5, "logit_bias": {3: 1.0}},
+    ],
+)
+def test_number_of_operations_does_not_grow_with_rows(
+    parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CPU samples parts of a large step one after the other; a GPU all rows at once."""
+    monkeypatch.setattr(sampling, "_CACHED", 1 << 40)
+
+    def count(rows: int) -> int:
+        logits = torch.randn(rows, 3000, generator=torch.Generator().manual_seed(1))
+        samplers = [_sampler(seed=row, prompt=(1,), **parameters) for row in range(rows)]
+        operations = _Operations()
+        with operations:
+            draw(logits, [Draw(sampler, row) for row, sampler in enumerate(samplers)])
+        return operations.count
+
+    count(2)  # what is kept from then on
+    assert count(64) == count(2)
+
+
+class _Operations(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))

@@ -56,7 +56,9 @@ def _logprobs(found: list[dict[str, Any]]) -> list[float]:
     return [one["logprob"] for choice in found for one in choice["logprobs"]]
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3", "llama"])
+@pytest.mark.parametrize(
+    "family", ["qwen3", "gemma3", pytest.param("llama", marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("method", ["lookup", "draft", "itself"])
 @pytest.mark.parametrize("blocks", [None, 14])
 def test_speculation_does_not_change_answers(

@@ -12,6 +12,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.workers.llm.pictures import (
+    PicturedReference,
+    look,
+    make_pictured,
+    picture,
+    pictured_spec,
+)
+from tests.workers.llm.quantized_files import awq, write_both
 from workers.contract.jobs import ChatInput, ChatMessage
 from workers.contract.models import ModelSpec
 from workers.contract.trials import (
@@ -121,3 +129,40 @@ def test_difference_of_pictures_is_a_share_of_the_range() -> None:
 
     assert difference(picture(10), picture(10)) == 0
     assert difference(picture(0), picture(51)) == pytest.approx(0.2)
+
+
+def test_conversations_with_pictures_are_measured_and_compared(tmp_path: Path) -> None:
+    parts = ("what is ", picture(60, 30, 1), " and ", picture(30, 80, 2))
+    spec = pictured_spec(make_pictured("qwen2.5vl", tmp_path), threads=1, device="cpu")
+    job, shown = look("r", *parts)
+    files = tuple(shown)
+    given = TrialOrder(spec, (1,), (job.input,), 12, files=files)
+
+    timed, reference = run(given)
+    assert isinstance(reference, TrialReference)
+    _, same = run(msgspec.structs.replace(given, reference=reference.answers))
+    others = (picture(60, 30, 8), picture(30, 80, 9))
+    _, blind = run(msgspec.structs.replace(given, reference=reference.answers, files=others))
+
+    assert isinstance(timed, TrialRun)
+    assert timed.problem is None
+    (answer,) = reference.answers
+    library = PicturedReference(tmp_path)
+    text = library.tokenizer.decode(answer.tokens, skip_special_tokens=True)
+    assert text == library.generate(parts, 12)[2]
+    assert same == TrialAgreement(compared=len(answer.tokens), equal=len(answer.tokens))
+    assert isinstance(blind, TrialAgreement)
+    assert blind.equal < blind.compared, "of other pictures, another answer"
+
+
+def test_weights_of_four_bits_agree_with_what_they_stand_for(tmp_path: Path) -> None:
+    wide, short = write_both("qwen3", tmp_path, awq(32), hidden_size=64, intermediate_size=128)
+    reference = answers(wide)
+
+    _, exact = run(order(short, 1, dtype="float32", reference=reference))
+    _, kept = run(order(short, 1, dtype="int4", reference=reference))
+
+    assert isinstance(exact, TrialAgreement)
+    assert isinstance(kept, TrialAgreement)
+    assert exact.equal == exact.compared > 0
+    assert kept.equal > kept.compared / 2

@@ -57,6 +57,7 @@ def _expected(path: Path, query: str, documents: tuple[str, ...]) -> tuple[list[
     return found, tokens
 
 
+@pytest.mark.usefixtures("whole_calls")
 @pytest.mark.parametrize("family", MODELS)
 def test_scores_equal_those_of_the_library_in_a_batch_of_requests(
     family: str, tmp_path: Path
@@ -106,6 +107,29 @@ def test_cancelled_request_ends_in_the_next_step(tmp_path: Path) -> None:
     driver.step()
 
     assert isinstance(driver.outcomes["a"], Cancelled)
+
+
+@pytest.mark.usefixtures("single_layers")
+def test_batch_is_interrupted_between_layers(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "bert")
+    driver = EngineDriver(RerankEngine(_spec(path)))
+
+    outcome = _run(driver, _job("a", "who jumps", *DOCUMENTS))["a"]
+
+    assert driver.steps > 2
+    assert isinstance(outcome, Completed)
+    assert outcome.output["scores"] == pytest.approx(
+        _expected(path, "who jumps", DOCUMENTS)[0], abs=1e-5
+    )
+    driver.take(_job("b", "dog", *DOCUMENTS))
+    driver.step()
+    call = driver.engine._batches._call
+    assert call is not None
+    driver.engine.cancel(RequestId("b"), "client")
+    driver.step()
+    assert isinstance(driver.outcomes["b"], Cancelled)
+    assert call._computation.dead
+    assert driver.engine._batches._call is None
 
 
 def test_a_classifier_of_several_labels_is_refused(tmp_path: Path) -> None:

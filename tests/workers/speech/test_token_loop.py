@@ -44,7 +44,7 @@ def loop_of(driver: Driver) -> TokenLoop:
     return driver.engine._loaded.loop
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rows_that_join_and_leave_have_the_audio_of_each_alone(
     checkpoint: Checkpoint, name: str, dtype: str

@@ -249,6 +249,32 @@ def test_progress_is_reported_step_by_step(checkpoint: Path) -> None:
     assert steps[-1].eta_ms == 0
 
 
+@pytest.mark.usefixtures("single_layers")
+def test_tiles_are_interrupted_between_convolutions(checkpoint: Path) -> None:
+    engine = _engine(checkpoint)
+    job = Job(RequestId("a"), "1", "tiny", "image-upscale", {"images": 1})
+    run = Run(engine, (job, [_png(40, 30)]))
+    run.step()
+    assert not run.outcomes
+    assert engine._call is not None
+
+    outcome = run.finish()["a"]
+
+    assert isinstance(outcome, Completed)
+    whole = engine._model.upscale(_picture(40, 30)[None])[0]
+    found = decode.read_image(outcome.files[0].data)
+    assert np.abs(found - (whole * 255).round().clip(0, 255)).max() <= 1
+    again = Run(engine, (msgspec.structs.replace(job, request_id=RequestId("b")), [_png(40, 30)]))
+    again.step()
+    call = engine._call
+    assert call is not None
+    engine.cancel(RequestId("b"), "client")
+    again.step()
+    assert isinstance(again.outcomes["b"], Cancelled)
+    assert call._computation.dead
+
+
+@pytest.mark.usefixtures("whole_calls")
 def test_a_cancelled_request_ends_at_the_next_step(checkpoint: Path) -> None:
     run = Run(_engine(checkpoint, step_pixels=1), (_video_job("a"), [_clip(6)]))
     run.step()

@@ -114,8 +114,10 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         if not has_own_memory(device):
             return super().memory
         activations = 0 if batches is None else batches.peak_bytes
+        placed = self._placed
         return memory_of(
-            device, self._placed.resident_bytes, activations, self._placed.optional_bytes
+            *(device, placed.resident_bytes, activations, placed.optional_bytes),
+            host_bytes=placed.host_bytes,
         )
 
     def unload(self) -> None:

@@ -56,7 +56,7 @@ class InputReader:
             mask = _mask(files[input.images], images[0], (width, height))
         guides = iter(files[input.images + bool(has_mask) :])
         control = self._control(input, family, guides, (width, height))
-        reference = self._reference(input, family, guides)
+        reference = self._reference(input, family, guides, control)
         count = input.n if isinstance(input, ImageInput) else 1
         return Request(
             job=job,
@@ -93,15 +93,21 @@ class InputReader:
         )
 
     def _reference(
-        self, input: VisualInput, family: PipelineFamily, files: Iterator[bytes]
+        self,
+        input: VisualInput,
+        family: PipelineFamily,
+        files: Iterator[bytes],
+        control: controls.ChosenControl | None,
     ) -> references.ChosenReference | None:
         if not isinstance(input, ImageInput) or not input.reference:
             return None
+        model, name = self.model, family.pipeline
         return references.choose(
             input.reference_strength,
             self.options.reference,
-            self.model.pipelines[family.pipeline],
+            model.pipelines[name] if control is None else model.controlled[name, control.name],
             lambda: _picture(next(files), "reference_image"),
+            beside="" if control is None else " beside a control picture in this task",
         )
 
     def _check(self, input: VisualInput, family: PipelineFamily) -> None:

@@ -40,10 +40,12 @@ log = logging.getLogger(__name__)
 
 
 class Placement(NamedTuple):
-    """Memory of the device that weights take, and the part of it without which they work."""
+    """Memory of the device that weights take, the part of it without which they work, and memory of
+    the host."""
 
     resident_bytes: int = 0
     optional_bytes: int = 0
+    host_bytes: int = 0
 
 
 class Variant(NamedTuple):
@@ -196,7 +198,8 @@ def placement(loaded: LoadedCheckpoint, spec: ModelSpec, options: Options) -> Pl
     total, parking = weights_bytes(loaded), loaded.parking
     resident = total if parking is None else total - parking.bytes + parking.reserved_bytes
     needed = total - optional_bytes(spec, options)
-    return Placement(resident, max(resident - needed, 0))
+    host = 0 if parking is None else parking.bytes
+    return Placement(resident, max(resident - needed, 0), host)
 
 
 def pipeline_class_of(path: Path) -> str:

@@ -35,11 +35,18 @@ def choose(
     listed: Reference | None,
     pipeline: Any,
     image: Callable[[], Image.Image],
+    *,
+    beside: str = "",
 ) -> ChosenReference:
-    """Return what a request chooses. Raise ``InputError`` if the model does not support it."""
+    """Return what a request chooses. Raise ``InputError`` if the pipeline does not support it.
+
+    ``beside``: what else the request has that decides on its pipeline, for the message.
+    """
     if listed is None or "ip_adapter_image" not in inspect.signature(pipeline.__call__).parameters:
         raise InputError(
-            "unsupported_parameter", "This model takes no reference image.", "reference_image"
+            "unsupported_parameter",
+            f"This model takes no reference image{beside}.",
+            "reference_image",
         )
     strength = listed.strength if strength is None else strength
     if not 0 <= strength <= listed.strength_max:

@@ -112,10 +112,6 @@ class Encoder:
         vectors = self._pool(hidden, mask).cpu()
         return F.normalize(vectors, dim=-1) if self._normalizes else vectors
 
-    def wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-
     def _pool(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if self._pooling == "cls":
             return hidden[:, 0]

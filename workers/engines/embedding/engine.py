@@ -1,10 +1,12 @@
-"""The engine of ``text-embedding``: each step takes texts of similar length from all requests."""
+"""The engine of ``text-embedding``: a batch has texts of similar length from all requests.
+
+It has as many tokens as fit into a short step. A long text is interrupted between the layers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import torch
 
@@ -20,12 +22,11 @@ from workers.contract.jobs import (
 from workers.contract.models import ModelSpec
 from workers.engines.embedding.encoder import Encoder, EncoderLayout
 from workers.engines.embedding.options import Options, read_options
+from workers.engines.interrupting import add_hooks
 from workers.engines.threads import use_threads
+from workers.engines.token_batches import TokenBatches
 from workers.engines.torch_engine import InputError, TorchEngine, read_input
 from workers.protocol.engine import CancelReason, PhaseClock, StepReport
-
-STEP_TOKENS: Final = 4096
-"""Maximum tokens in a step, including padding; a single longer text is allowed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +50,10 @@ class _EmbeddingRequest:
 class EmbeddingEngine(TorchEngine[Options, Encoder, _EmbeddingRequest]):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec, read_options(spec))
+        self._batches = TokenBatches[_EmbeddingRequest, torch.Tensor](
+            lambda request, index: len(request.texts[index]),
+            lambda batch: self._model.embed([request.texts[index] for request, index in batch]),
+        )
 
     def _inspect(self) -> None:
         EncoderLayout(self._spec, self._options)
@@ -56,6 +61,7 @@ class EmbeddingEngine(TorchEngine[Options, Encoder, _EmbeddingRequest]):
     def _load(self) -> Encoder:
         encoder = Encoder(self._spec, self._options)
         self._choose_threads(encoder.model)
+        add_hooks(encoder.model)
         with torch.inference_mode():
             encoder.embed([encoder.encode("Hello")])
         return encoder
@@ -80,19 +86,20 @@ class EmbeddingEngine(TorchEngine[Options, Encoder, _EmbeddingRequest]):
             texts.append(ids)
         return _EmbeddingRequest(job.request_id, texts, input.dimensions)
 
+    def release(self, request_id: RequestId) -> None:
+        super().release(request_id)
+        self._batches.abandon_without(self._active)
+
     def step(self, clock: PhaseClock) -> StepReport:
-        encoder = self._model
         use_threads(self._threads)
-        batch = self._choose()
         weights: dict[RequestId, float] = {}
-        if batch:
-            with torch.inference_mode(), clock.phase("forward"):
-                vectors = encoder.embed([request.texts[index] for request, index in batch])
-                encoder.wait()
+        with clock.phase("forward"):
+            batch, vectors = self._batches.run_slice(self._waiting)
         with clock.phase("postprocess"):
             for row, (request, index) in enumerate(batch):
-                vector = encoder.shorten(vectors[row], request.dimensions)
-                request.vectors[index] = vector.numpy().astype("<f4").tobytes()
+                if vectors is not None:
+                    vector = self._model.shorten(vectors[row], request.dimensions)
+                    request.vectors[index] = vector.numpy().astype("<f4").tobytes()
                 length = len(request.texts[index])
                 weights[request.request_id] = weights.get(request.request_id, 0.0) + length
             outcomes = [
@@ -102,27 +109,17 @@ class EmbeddingEngine(TorchEngine[Options, Encoder, _EmbeddingRequest]):
             ]
         return StepReport(weights, (), outcomes)
 
-    def _choose(self) -> Sequence[tuple[_EmbeddingRequest, int]]:
-        """Select the oldest request's next text, and the texts closest to it in length."""
-        waiting = [
+    @property
+    def _active(self) -> list[_EmbeddingRequest]:
+        return [one for one in self._running.values() if one.cancelled is None]
+
+    def _waiting(self) -> Sequence[tuple[_EmbeddingRequest, int]]:
+        return [
             (request, index)
-            for request in self._running.values()
-            if request.cancelled is None
+            for request in self._active
             for index in range(len(request.texts))
             if index not in request.vectors
         ]
-        if not waiting:
-            return ()
-        (first, index), *others = waiting
-        length = len(first.texts[index])
-        others.sort(key=lambda pair: abs(len(pair[0].texts[pair[1]]) - length))
-        chosen, longest = [(first, index)], length
-        for pair in others:
-            longest = max(longest, len(pair[0].texts[pair[1]]))
-            if longest * (len(chosen) + 1) > STEP_TOKENS:
-                break
-            chosen.append(pair)
-        return chosen
 
     def _check_dimensions(self, dimensions: int | None) -> None:
         own = self._model.dimensions

@@ -107,6 +107,19 @@ class Decoder:
             forwards += [self._stage(ForwardTokens(prefills=[prefill])) for prefill in prefills]
         return forwards
 
+    def fill(
+        self,
+        forwards: Sequence[Forward],
+        places: Sequence[tuple[int, int]],
+        tokens: torch.Tensor,
+    ) -> None:
+        """Set the only token of decodes: each is ``(its row, its place among the tokens)``.
+
+        On the device, so that the tokens need not be known here.
+        """
+        rows, sources = stage(places, self._device, torch.long).unbind(1)
+        forwards[0].ids[0].index_copy_(0, rows, tokens[sources])
+
     @property
     def records(self) -> bool:
         """Whether decode forwards are recorded."""

@@ -5,6 +5,10 @@ prefills the prompts of new requests. Everything that can run out of memory happ
 changes, so that a failed step can be repeated without the request that was dropped. Modules without
 tensors decide: ``scheduler`` which sequences run, in which blocks; ``request``, ``text`` and
 ``tools`` what is emitted. ``decoder`` and ``cache`` compute.
+
+On CUDA the next step is launched before the tokens of this one are read, with their places filled
+on the device: the host reports them while the device works. A sequence that ends is decoded once
+more in vain.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import gc
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -21,13 +25,12 @@ import torch
 
 from workers.contract.jobs import ChatInput, Event, Failed, Job, Outcome, RequestId, Tokens
 from workers.contract.models import ModelSpec
-from workers.engines.llm.cache import SequenceInput
 from workers.engines.llm.checkpoint import Checkpoint
 from workers.engines.llm.decoder import Decoder
 from workers.engines.llm.loading import Room, estimate_memory, inspect_models, make_decoders
 from workers.engines.llm.options import read_options
-from workers.engines.llm.request import ChatRequest, ChoiceState, Verification, refuse, verify
-from workers.engines.llm.sampling import SampledToken, propose
+from workers.engines.llm.request import ChatRequest, ChoiceState, refuse
+from workers.engines.llm.sampling import SampledToken
 from workers.engines.llm.scheduling.blocks import BlockPool, Digests
 from workers.engines.llm.scheduling.pacing import PrefillPacing
 from workers.engines.llm.scheduling.scheduler import (
@@ -38,10 +41,12 @@ from workers.engines.llm.scheduling.scheduler import (
     step_weights,
 )
 from workers.engines.llm.speculation import DraftModel, PromptLookup
+from workers.engines.llm.steps.launch import Launch, Launcher, Unread
+from workers.engines.llm.steps.verification import Verification, Verifying
 from workers.engines.llm.tools import is_constrained
 from workers.engines.llm.vision.pictures import Picture, PicturePrompt
 from workers.engines.llm.vision.reader import Pictures
-from workers.engines.memory import memory_of, translate_memory_errors
+from workers.engines.memory import is_out_of_memory, memory_of, translate_memory_errors
 from workers.engines.threads import threads_for, use_threads
 from workers.protocol.engine import (
     Admission,
@@ -63,6 +68,8 @@ DUE_MS: Final = 60_000
 """A request is due this long after its admission, or at its own deadline if that is earlier."""
 PRIORITY_MS: Final = 30_000
 """How much earlier a request is due for each level of priority."""
+REST_STEPS: Final = 16
+"""Steps after one that was launched ahead with a wrong token, and in vain, until the next is."""
 
 
 @dataclass(slots=True)
@@ -72,6 +79,7 @@ class _LoadedModel:
     scheduler: Scheduler
     draft: DraftModel | None
     pacing: PrefillPacing
+    launcher: Launcher
 
 
 class LlmEngine:
@@ -88,6 +96,15 @@ class LlmEngine:
         self._weights_bytes = self._cache_bytes = self._optional_bytes = 0
         self._allowed_bytes: int | None = None
         self._threads = 1
+        self._ahead: Launch | None = None
+        """The next step, if it was launched before the tokens of this one were read."""
+        self._rest = 0
+        """Number of steps in which none is launched ahead."""
+        self.runs_ahead = (
+            self._options.torch_device.type == "cuda" and self._options.speculation is None
+        )
+        """Whether the next step is launched before the tokens of this one are read. It cannot be
+        with draft tokens, and gains nothing where a launch is the computation itself."""
 
     @property
     def _model(self) -> _LoadedModel:
@@ -142,12 +159,13 @@ class LlmEngine:
             decode_tokens_max=options.decode_tokens_max,
         )
         pacing = PrefillPacing(block_tokens=checkpoint.shape.block_tokens)
-        self._loaded = _LoadedModel(checkpoint, decoder, scheduler, draft, pacing)
+        launcher = Launcher(decoder, draft, checkpoint.tower)
+        self._loaded = _LoadedModel(checkpoint, decoder, scheduler, draft, pacing, launcher)
         own_bytes = 0 if draft is None else draft.decoder.cache_bytes
         self._cache_bytes = decoder.cache_bytes + own_bytes
 
     def unload(self) -> None:
-        self._loaded = None
+        self._loaded = self._ahead = None
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -180,29 +198,29 @@ class LlmEngine:
             return pictures if isinstance(pictures, Failed) else self._admit(job, chat, pictures)
 
     def step(self, clock: PhaseClock) -> StepReport:
-        scheduler, pacing = self._model.scheduler, self._model.pacing
+        pacing = self._model.pacing
         use_threads(self._threads)
-        drafts = self._propose()
-        plan = scheduler.plan(pacing.tokens_max)
         with torch.inference_mode(), translate_memory_errors():
-            seen = self._encode_pictures(plan, clock)
-            started_s = time.perf_counter()
-            sampled = self._compute(plan, drafts, clock)
+            launch = self._take_ahead() or self._launch(clock)
+            plan = launch.live_plan()
+            sampled = self._sample(launch, plan, clock)
         pacing.record(
-            decodes=len(plan.decodes),
-            prefill_tokens=sum(chunk.stop - chunk.start for chunk in plan.prefills),
-            spent_us=(time.perf_counter() - started_s) * 1e6,
+            decodes=len(launch.plan.decodes),
+            prefill_tokens=sum(chunk.stop - chunk.start for chunk in launch.plan.prefills),
+            spent_us=(time.perf_counter() - launch.started_s) * 1e6,
         )
-        scheduler.advance(plan)
         with clock.phase("postprocess"):
-            return self._report(plan, sampled, seen)
+            return self._report(plan, sampled, launch.costs)
 
     def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
         self._requests[request_id].cancelled = reason
         self._model.scheduler.stop(request_id)
 
     def release(self, request_id: RequestId) -> None:
-        del self._requests[request_id]
+        request = self._requests.pop(request_id)
+        for choice in request.choices.values():
+            if choice.pictures is not None:
+                choice.pictures.forget()
         self._model.scheduler.remove(request_id)
 
     # --- Admission --------------------------------------------------------------------------------
@@ -347,88 +365,73 @@ class LlmEngine:
             sequence.draft_tokens = count
         return drafts
 
-    def _encode_pictures(self, plan: StepPlan, clock: PhaseClock) -> dict[RequestId, float]:
-        """Encode the pictures that this step prefills. Return what that costs, in tokens, by
-        request."""
-        costs: dict[RequestId, float] = {}
-        if (tower := self._model.checkpoint.tower) is None:
-            return costs
-        choices = dict(self._choices())
-        with clock.phase("forward"):
-            for chunk in plan.prefills:
-                if (pictured := choices[chunk.group.sequences[0]].pictures) is not None:
-                    cost = tower.encode_missing(pictured.pictures_in(chunk.start, chunk.stop))
-                    id = chunk.group.request_id
-                    costs[id] = costs.get(id, 0.0) + cost
-            self._model.decoder.wait()
-        return costs
+    def _launch(self, clock: PhaseClock) -> Launch:
+        drafts = self._propose()
+        plan = self._model.scheduler.plan(self._model.pacing.tokens_max)
+        return self._model.launcher.launch(plan, dict(self._choices()), clock, drafts=drafts)
 
-    def _compute(
-        self, plan: StepPlan, drafts: Mapping[TokenSequence, Sequence[int]], clock: PhaseClock
+    def _take_ahead(self) -> Launch | None:
+        """Return the step that was launched ahead, unless all of its requests have ended."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and not ahead.is_wanted:
+            return None
+        return ahead
+
+    def _sample(
+        self, launch: Launch, plan: StepPlan, clock: PhaseClock
     ) -> dict[TokenSequence, list[SampledToken] | str]:
-        """Run the forwards of a step, then sample tokens for each sequence.
+        """Sample tokens for each sequence; launch the next step before they are read.
 
         A sequence whose sampling failed has the error message instead of tokens.
         """
-        model = self._model
-        decoder = model.decoder
         choices = dict(self._choices())
-        prefills = [
-            choices[chunk.group.sequences[0]].prompt_input(
-                chunk.start, chunk.stop, chunk.group.blocks, logits_kept=int(chunk.is_last)
-            )
-            for chunk in plan.prefills
-        ]
-        if model.draft is not None:
-            with clock.phase("forward"):
-                model.draft.decoder.zero_blocks(plan.blocks_to_zero)
-                drafts = model.draft.propose(
-                    plan.decodes,
-                    [replace(prefill, logits_kept=0, pictures=None) for prefill in prefills],
-                    lambda sequence, position: choices[sequence].token_at(position),
-                    lambda sequences, logits, offset: propose(
-                        logits, [choices[sequence].sampler for sequence in sequences], offset
-                    ),
-                )
-        with clock.phase("transfer"):
-            decoder.zero_blocks(plan.blocks_to_zero)
-            decodes = []
-            for chunk in plan.decodes:
-                sequence, choice = chunk.sequence, choices[chunk.sequence]
-                until = min(chunk.stop, sequence.length)
-                ids = [choice.token_at(position) for position in range(chunk.start, until)]
-                ids += drafts.get(sequence, ())[: chunk.stop - until]
-                logits_kept = chunk.stop - sequence.length + 1 if chunk.needs_logits else 0
-                decodes.append(
-                    SequenceInput(ids, chunk.start, sequence.blocks, logits_kept, choice.shift)
-                )
-            staged = decoder.stage(decodes, prefills)
-            decoder.wait()
+        asked = launch.verifications(choices)
         with clock.phase("forward"):
-            logits = decoder.run(staged)
-            decoder.copy_blocks(plan.block_copies)
-            if model.draft is not None:
-                model.draft.decoder.copy_blocks(plan.block_copies)
-            decoder.wait()
-            asked: dict[TokenSequence, Verification] = {}
-            row = 0
-            for chunk, decode in zip(plan.decodes, decodes, strict=True):
-                if decode.logits_kept:
-                    verified = decode.ids[len(decode.ids) - decode.logits_kept + 1 :]
-                    asked[chunk.sequence] = Verification(choices[chunk.sequence], row, verified)
-                    row += decode.logits_kept
-            for prefill in plan.prefills:
-                if prefill.is_last:
-                    for sequence in prefill.group.open_sequences:
-                        if not choices[sequence].tokens:
-                            asked[sequence] = Verification(choices[sequence], row)
-                    row += 1
-            verify(logits, list(asked.values()))
-            for prefill in plan.prefills:
-                pictured = choices[prefill.group.sequences[0]].pictures
-                if prefill.is_last and pictured is not None:
-                    pictured.forget()
-            return {sequence: one.result for sequence, one in asked.items()}
+            sampling = Verifying(launch.logits, list(asked.values())) if asked else None
+        for prefill in plan.prefills:
+            pictured = choices[prefill.group.sequences[0]].pictures
+            if prefill.is_last and pictured is not None:
+                pictured.forget()
+        # Nothing more can run out of memory: the step has succeeded.
+        self._model.scheduler.advance(plan)
+        if sampling is None:
+            return {}
+        self._rest = max(self._rest - 1, 0)
+        if self.runs_ahead and clock.alone and not self._rest:
+            self._ahead = self._launch_ahead(asked, sampling.tokens, choices, clock)
+        with clock.phase("forward"):
+            is_same = sampling.finish()
+        if self._ahead is not None:
+            self._ahead.started_s = time.perf_counter()
+            if not is_same:
+                self._ahead, self._rest = None, REST_STEPS
+        return {sequence: one.result for sequence, one in asked.items()}
+
+    def _launch_ahead(
+        self,
+        asked: Mapping[TokenSequence, Verification],
+        tokens: torch.Tensor,
+        choices: Mapping[TokenSequence, ChoiceState],
+        clock: PhaseClock,
+    ) -> Launch | None:
+        """Launch the next step as if every sequence continued that is not at its limit.
+
+        A step that lacks memory is planned again, when it can end a request.
+        """
+        scheduler, pacing = self._model.scheduler, self._model.pacing
+        for sequence, one in asked.items():
+            if len(one.choice.tokens) + 1 < one.choice.limit:
+                scheduler.append(sequence, 1)
+            else:
+                scheduler.close(sequence)
+        unread = Unread(tokens, {sequence: place for place, sequence in enumerate(asked)})
+        plan = scheduler.plan(pacing.tokens_max)
+        try:
+            return self._model.launcher.launch_ahead(plan, choices, clock, unread)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
 
     def _report(
         self,
@@ -466,7 +469,7 @@ class LlmEngine:
                     outcomes.append((id, request.complete()))
         weights = step_weights(plan, self._model.checkpoint.context_cost)
         for id, cost in seen.items():
-            weights[id] += cost
+            weights[id] = weights.get(id, 0.0) + cost
         return StepReport(weights, events, outcomes)
 
     def _extend(
@@ -479,7 +482,8 @@ class LlmEngine:
             if choice.ended:
                 scheduler.close(sequence)
                 return events
-        scheduler.append(sequence, len(events))
+        # A step that was launched ahead has counted them already.
+        scheduler.append(sequence, choice.length - sequence.length)
         if choice.digests is not None:
             choice.digests.extend([token.token for token in tokens])
             sequence.digests = choice.digests.found

@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from workers.contract.jobs import (
     Cancelled,
     ChatInput,
@@ -26,8 +24,8 @@ from workers.contract.jobs import (
     Usage,
 )
 from workers.engines.llm.cache import SequenceInput
-from workers.engines.llm.grammar import Constraint, GrammarError
-from workers.engines.llm.sampling import Draw, SampledToken, Sampler, draw
+from workers.engines.llm.grammar import Constraint
+from workers.engines.llm.sampling import SampledToken, Sampler
 from workers.engines.llm.scheduling.blocks import Digests
 from workers.engines.llm.scheduling.scheduler import SequenceGroup, TokenSequence
 from workers.engines.llm.speculation import PromptLookup
@@ -148,6 +146,11 @@ class ChoiceState:
         """Return tokens ``[start, stop)`` of the prompt; their pictures have been encoded."""
         part = None if self.pictures is None else self.pictures.part(start, stop)
         return SequenceInput(self.prompt[start:stop], start, blocks, logits_kept, pictures=part)
+
+    @property
+    def length(self) -> int:
+        """Number of tokens that are known, those of the prompt included."""
+        return len(self.prompt) + len(self.tokens)
 
     def token_at(self, position: int) -> int:
         start = len(self.prompt)
@@ -289,72 +292,3 @@ class ChatRequest:
 
     def _output(self) -> dict[str, list[Choice]]:
         return {"choices": [choice.choice() for choice in self.choices.values()]}
-
-
-# --- Verification of draft tokens ---------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Verification:
-    """The logits of a choice: row ``row``, and one more for each of its draft tokens.
-
-    All rows are sampled in one batch, as if the draft tokens before them were accepted. Only where
-    a token changes the logits of the next one outside the model (penalties, grammars) is each row
-    sampled after the one before.
-    """
-
-    choice: ChoiceState
-    row: int
-    drafts: Sequence[int] = ()
-    sampled: list[SampledToken] = field(default_factory=list)
-    """The next token, and further ones for as long as the draft tokens are confirmed."""
-    error: str | None = None
-    """Why no token could be sampled. Fails only its own request."""
-    _open: bool = True
-
-    @property
-    def result(self) -> list[SampledToken] | str:
-        return self.sampled if self.error is None else self.error
-
-    def draws(self) -> list[Draw]:
-        if not self._open:
-            return []
-        sampler, done = self.choice.sampler, len(self.sampled)
-        last = done if sampler.is_stateful else len(self.drafts)
-        return [
-            Draw(sampler, self.row + index, offset=index - done) for index in range(done, last + 1)
-        ]
-
-    def accept(self, tokens: Sequence[SampledToken | str]) -> None:
-        """Take the tokens of the draws, up to the first that is not the draft token."""
-        for token in tokens:
-            if isinstance(token, str):
-                self.error, self._open = token, False
-                return
-            try:
-                accepted = self.choice.sampler.accept(token)
-            except GrammarError as error:
-                self.error = f"The answer could not be constrained to its schema: {error}."
-                self._open = False
-                return
-            index = len(self.sampled)
-            self.sampled.append(accepted)
-            is_draft = index < len(self.drafts) and self.drafts[index] == token.token
-            self._open = is_draft and not self.choice.ends_at(accepted)
-            if not self._open:
-                return
-
-
-def verify(logits: torch.Tensor, verifications: Sequence[Verification]) -> None:
-    """Sample from the logits of a step. If memory runs out, nothing has changed."""
-    first = True
-    while any(asked := [one.draws() for one in verifications]):
-        try:
-            tokens = iter(draw(logits, [one for draws in asked for one in draws]))
-        except (torch.OutOfMemoryError, MemoryError):
-            if first:
-                raise
-            return  # what has been accepted stands, and the other draft tokens count as rejected
-        for one, draws in zip(verifications, asked, strict=True):
-            one.accept([next(tokens) for _ in draws])
-        first = False

@@ -23,8 +23,9 @@ import numpy as np
 import torch
 
 from workers.contract.jobs import ChatInput
-from workers.engines.devices import stage
+from workers.engines.devices import Fetch, stage
 from workers.engines.llm.grammar import Constraint, GrammarError
+from workers.engines.memory import is_out_of_memory
 from workers.engines.noise import gumbel, key_of, token_range
 
 GREEDY_BELOW: Final = 1e-5
@@ -42,6 +43,7 @@ _KINDS: Final[tuple[_Kind, ...]] = ("greedy", "open", "cut")
 """Rows of one kind are computed together."""
 
 NOT_FINITE: Final = "The model produced non-finite logits."
+NO_MEMORY: Final = "The device had too little memory to sample a token."
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,38 +157,75 @@ class Draw:
         return "cut" if self.sampler.chat.top_k > 0 or self.sampler.chat.top_p < 1 else "open"
 
 
-def draw(logits: torch.Tensor, draws: Sequence[Draw]) -> list[SampledToken | str]:
-    """Sample from float32 logits ``(rows, vocabulary)``, which are not modified.
+class Drawing:
+    """Tokens that are being sampled from float32 logits ``(rows, vocabulary)``.
 
-    No sampler changes. A draw that fails has an error message instead of a token: its logits are
-    not finite, before or after the parameters are applied, or its grammar cannot be continued.
+    Everything is enqueued at the beginning, with the copy to the host, and nothing is waited for
+    before ``read``. The logits are not modified, and no sampler changes.
     """
-    if not draws:
-        return []
-    errors, masks = _masks(draws)
-    highest, tokens = logits.max(dim=-1)
-    rows = stage([one.row for one in draws], logits.device)
-    finite, tokens = highest.isfinite()[rows], tokens[rows]
-    others = [number for number, one in enumerate(draws) if not one.is_argmax]
-    width = len(others)
-    if logits.device.type == "cpu":
-        width = max(1, _CACHED // logits.shape[1])
-    for kind in _KINDS:
-        group = [number for number in others if draws[number].kind == kind]
-        for start in range(0, len(group), width):
-            part = group[start : start + width]
-            at = stage(part, logits.device)
-            own = [draws[number] for number in part]
-            scores = _edit(logits[rows[at]], own, [masks.get(number) for number in part])
-            tokens[at], fine = _pick(scores, own, kind)
-            finite[at] &= fine
-    sampled, fine = torch.stack([tokens, finite.long()]).tolist()
-    logprobs = _logprobs(logits, rows, tokens, draws)
-    return [
-        errors.get(number)
-        or (logprobs.get(number) or SampledToken(token) if is_fine else NOT_FINITE)
-        for number, (token, is_fine) in enumerate(zip(sampled, fine, strict=True))
-    ]
+
+    def __init__(self, logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+        self._logits, self._draws = logits, draws
+        self._errors, masks = _masks(draws)
+        self._wide: list[_Wide] = []
+        self.revised = False
+        """Whether ``read`` changed ``tokens``."""
+        highest, tokens = logits.max(dim=-1)
+        self._rows = stage([one.row for one in draws], logits.device)
+        finite, self.tokens = highest.isfinite()[self._rows], tokens[self._rows]
+        is_wide = torch.zeros_like(finite)
+        others = [number for number, one in enumerate(draws) if not one.is_argmax]
+        width = len(others)
+        if logits.device.type == "cpu":
+            width = max(1, _CACHED // logits.shape[1])
+        for kind in _KINDS:
+            group = [number for number in others if draws[number].kind == kind]
+            for start in range(0, len(group), width):
+                part = group[start : start + width]
+                at = stage(part, logits.device)
+                own = [draws[number] for number in part]
+                scores = _edit(logits[self._rows[at]], own, [masks.get(number) for number in part])
+                self.tokens[at], fine, wide = _pick(scores, own, kind, at)
+                finite[at] &= fine
+                if wide is not None:
+                    is_wide[at] = wide.rows
+                    self._wide.append(wide)
+        self._sampled = Fetch(torch.stack([self.tokens, finite.long(), is_wide.long()]))
+        self._logprobs = _Logprobs(logits, self._rows, self.tokens, draws)
+
+    def read(self) -> list[SampledToken | str]:
+        """Return the tokens, and an error message instead of one for a draw that failed: its logits
+        are not finite, before or after the parameters are applied, or its grammar cannot be
+        continued."""
+        sampled, fine, is_wide = self._sampled.read().tolist()
+        if any(is_wide):
+            try:
+                self._widen()
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                # The state of the step has changed: it cannot be repeated without a request.
+                self._errors |= {row: NO_MEMORY for row, wide in enumerate(is_wide) if wide}
+            sampled = self.tokens.tolist()
+        logprobs = self._logprobs.read()
+        return [
+            self._errors.get(number)
+            or (logprobs.get(number) or SampledToken(token) if is_fine else NOT_FINITE)
+            for number, (token, is_fine) in enumerate(zip(sampled, fine, strict=True))
+        ]
+
+    def _widen(self) -> None:
+        """Sample rows again of which as much as the head, or more, must be kept."""
+        self.revised = True
+        for wide in self._wide:
+            wide.widen(self.tokens)
+        self._wide.clear()
+        self._logprobs = _Logprobs(self._logits, self._rows, self.tokens, self._draws)
+
+
+def draw(logits: torch.Tensor, draws: Sequence[Draw]) -> list[SampledToken | str]:
+    """Sample, and wait for the result."""
+    return Drawing(logits, draws).read() if draws else []
 
 
 def propose(logits: torch.Tensor, samplers: Sequence[Sampler], offset: int) -> list[int]:
@@ -220,12 +259,12 @@ def _edit(scores: torch.Tensor, draws: Sequence[Draw], masks: Sequence[Any]) -> 
     if any(len(sampler.edited) for _, sampler in edited):
         at = np.concatenate([row * size + sampler.edited for row, sampler in edited])
         edits = np.concatenate([sampler.edits for _, sampler in edited], axis=1)
-        added, scale, subtracted = torch.from_numpy(edits).to(device)
-        flat, index = scores.view(-1), torch.from_numpy(at).to(device)
+        added, scale, subtracted = stage(edits, device)
+        flat, index = scores.view(-1), stage(at, device)
         values = flat[index] + added
         flat[index] = torch.where(values > 0, values / scale, values * scale) - subtracted
     if masked := [row for row, mask in enumerate(masks) if mask is not None]:
-        packed = torch.from_numpy(np.stack([masks[row] for row in masked])).to(device)
+        packed = stage(np.stack([masks[row] for row in masked]), device)
         bits = (packed[:, :, None] >> torch.arange(_BITS, dtype=torch.uint8, device=device)) & 1
         allowed = bits.flatten(1).bool()
         allowed = torch.nn.functional.pad(allowed, (0, max(0, size - allowed.shape[1])))[:, :size]
@@ -235,14 +274,15 @@ def _edit(scores: torch.Tensor, draws: Sequence[Draw], masks: Sequence[Any]) -> 
 
 
 def _pick(
-    scores: torch.Tensor, draws: Sequence[Draw], kind: _Kind
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the token of each row, and whether its highest score is finite."""
+    scores: torch.Tensor, draws: Sequence[Draw], kind: _Kind, at: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, _Wide | None]:
+    """Return the token of each row, whether its highest score is finite, and what it takes to
+    sample rows again. ``at``: their places among all tokens."""
     device, size = scores.device, scores.shape[1]
     highest, tokens = scores.max(-1, keepdim=True)
     finite = highest.isfinite().squeeze(1)
     if kind == "greedy":
-        return tokens.squeeze(1), finite
+        return tokens.squeeze(1), finite, None
     chats = [one.sampler.chat for one in draws]
     least = [math.log(chat.min_p) if chat.min_p > 0 else -math.inf for chat in chats]
     floats = [[chat.temperature for chat in chats], least, [chat.top_p for chat in chats]]
@@ -256,17 +296,11 @@ def _pick(
         noise = gumbel(keys, token_range(size, device))
         if any(chat.min_p > 0 for chat in chats):
             noise = torch.where(scores < lowest, -torch.inf, noise)
-        return noise.add_(scores).argmax(-1), finite
+        return noise.add_(scores).argmax(-1), finite, None
     cuts = _Cuts(top_k, top_p, lowest)
     head = min(size, max(HEAD, *(chat.top_k + 1 for chat in chats)))
     tokens, is_wide = _pick_likely(scores, cuts, keys, head)
-    while head < size and bool(is_wide.any()):
-        # As much as the head, or more, must be kept.
-        head = min(size, head * _GROWTH)
-        wide = is_wide.nonzero().squeeze(1)
-        own = _Cuts(*(limit[wide] for limit in cuts))
-        tokens[wide], is_wide[wide] = _pick_likely(scores[wide], own, keys[wide], head)
-    return tokens, finite
+    return tokens, finite, _Wide(at, scores, cuts, keys, head, is_wide) if head < size else None
 
 
 class _Cuts(NamedTuple):
@@ -298,27 +332,63 @@ def _pick_likely(
     return tokens, (lowest <= values[:, -1:]).squeeze(1)
 
 
-def _logprobs(
-    logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, draws: Sequence[Draw]
-) -> dict[int, SampledToken]:
-    wanted = [n for n, one in enumerate(draws) if one.sampler.chat.logprobs and not one.plain]
-    if not wanted:
-        return {}
-    at = stage(wanted, logits.device)
-    logprobs = torch.log_softmax(logits[rows[at]], dim=-1)
-    own = logprobs.gather(1, tokens[at, None]).squeeze(1).tolist()
-    most = max(draws[number].sampler.chat.top_logprobs for number in wanted)
-    likeliest = torch.topk(logprobs, min(most, logits.shape[1]))
-    found = {}
-    for number, token, logprob, ids, values in zip(
-        wanted,
-        tokens[at].tolist(),
-        own,
-        likeliest.indices.tolist(),
-        likeliest.values.tolist(),
-        strict=True,
-    ):
-        count = draws[number].sampler.chat.top_logprobs
-        top = tuple(zip(ids[:count], values[:count], strict=True))
-        found[number] = SampledToken(token, logprob, top)
-    return found
+@dataclass(slots=True)
+class _Wide:
+    """Rows of scores, of which ``rows`` ``(rows,)`` may keep more tokens than ``head``."""
+
+    at: torch.Tensor
+    scores: torch.Tensor
+    cuts: _Cuts
+    keys: torch.Tensor
+    head: int
+    rows: torch.Tensor
+
+    def widen(self, tokens: torch.Tensor) -> None:
+        """Sample these rows from longer heads, until one contains all that is kept."""
+        while self.head < self.scores.shape[1] and bool(self.rows.any()):
+            self.head = min(self.scores.shape[1], self.head * _GROWTH)
+            wide = self.rows.nonzero().squeeze(1)
+            own = _Cuts(*(limit[wide] for limit in self.cuts))
+            found, self.rows[wide] = _pick_likely(
+                self.scores[wide], own, self.keys[wide], self.head
+            )
+            tokens[self.at[wide]] = found
+
+
+class _Logprobs:
+    """Log probabilities of the tokens of draws that want them, on their way to the host."""
+
+    def __init__(
+        self,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        tokens: torch.Tensor,
+        draws: Sequence[Draw],
+    ) -> None:
+        self._draws = draws
+        self._wanted = [
+            n for n, one in enumerate(draws) if one.sampler.chat.logprobs and not one.plain
+        ]
+        if not self._wanted:
+            return
+        at = stage(self._wanted, logits.device)
+        logprobs = torch.log_softmax(logits[rows[at]], dim=-1)
+        own = tokens[at, None]
+        most = max(draws[number].sampler.chat.top_logprobs for number in self._wanted)
+        likeliest = torch.topk(logprobs, min(most, logits.shape[1]))
+        self._ids = Fetch(torch.cat([own, likeliest.indices], dim=1))
+        self._values = Fetch(torch.cat([logprobs.gather(1, own), likeliest.values], dim=1))
+
+    def read(self) -> dict[int, SampledToken]:
+        """Return the tokens by draw, of those that want them."""
+        if not self._wanted:
+            return {}
+        found = {}
+        ids, values = self._ids.read().tolist(), self._values.read().tolist()
+        for number, (token, *top), (logprob, *likely) in zip(
+            self._wanted, ids, values, strict=True
+        ):
+            count = self._draws[number].sampler.chat.top_logprobs
+            likeliest = tuple(zip(top[:count], likely[:count], strict=True))
+            found[number] = SampledToken(token, logprob, likeliest)
+        return found

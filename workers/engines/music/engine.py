@@ -2,8 +2,8 @@
 
 The model runs on the decoder of language models, which is batch-invariant, and each piece has its
 own random state: the same seed gives the same piece under any load. A bar is rendered as soon as it
-is complete, so a piece can be streamed while it is generated. Cancellation takes effect between two
-tokens.
+is complete, on another thread, so a piece can be streamed while it is generated. Cancellation takes
+effect between two tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 import torch
 
-from workers.contract.jobs import Cancelled, Event, Failed, Job, Outcome, RequestId
+from workers.contract.jobs import Cancelled, Failed, Job, Outcome, RequestId
 from workers.contract.media import RATE_MAX, RATE_MIN, MusicInput, characters
 from workers.contract.models import ModelSpec
 from workers.engines.audio_output import AudioOutput
@@ -34,13 +34,11 @@ from workers.engines.music.writer import PieceSpec, PieceWriter
 from workers.engines.threads import use_threads
 from workers.engines.torch_engine import InputError, TorchEngine, out_of_memory, read_input
 from workers.media.encode import Origin
-from workers.protocol.engine import Inspected, PhaseClock, StepReport
+from workers.protocol.engine import Deferred, Inspected, PhaseClock, StepReport
 
 log = logging.getLogger(__name__)
 
 TASK: Final = "text-to-music"
-_BAR_WEIGHT: Final = 25.0
-"""Time to render a bar, in units of the time for one token; measured with pocket-music."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +92,15 @@ class MusicEngine(TorchEngine[Options, _Loaded, MusicRequest]):
             if request.cancelled is None and request.failure is None and not request.writer.ended
         ]
         inputs = [self._next_input(request) for request in active]
-        events: list[tuple[RequestId, Event]] = []
+        events: list[tuple[RequestId, Deferred]] = []
         weights: dict[RequestId, float] = {}
         with torch.inference_mode():
             logits = self._compute(inputs, clock)
             with clock.phase("postprocess"):
                 for request, sequence, row in zip(active, inputs, logits, strict=True):
-                    name, bars = request.job.request_id, request.bars_rendered
+                    name = request.job.request_id
                     events += [(name, event) for event in _advance(request, row)]
-                    weights[name] = len(sequence.ids) + (request.bars_rendered - bars) * _BAR_WEIGHT
+                    weights[name] = float(len(sequence.ids))
         with clock.phase("postprocess"):
             outcomes = [
                 (name, outcome)
@@ -215,8 +213,11 @@ def _inverse(order: Sequence[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
-def _advance(request: MusicRequest, logits: torch.Tensor) -> list[Event]:
-    """Sample the next token, and render the bar that it completes. An error fails this request."""
+def _advance(request: MusicRequest, logits: torch.Tensor) -> list[Deferred]:
+    """Sample the next token. Return the rendering of the bar that it completes.
+
+    An error fails this request.
+    """
     try:
         request.writer.sample(logits)
         return request.render()
@@ -230,14 +231,11 @@ def _advance(request: MusicRequest, logits: torch.Tensor) -> list[Event]:
     return []
 
 
-def _outcome(request: MusicRequest) -> Outcome | None:
+def _outcome(request: MusicRequest) -> Outcome | Deferred | None:
     if request.cancelled is not None:
         return Cancelled(request.cancelled, usage=request.usage())
     if request.failure is not None:
         return request.failure
     if not request.writer.ended:
         return None
-    try:
-        return request.completed()
-    except MemoryError:
-        return out_of_memory(request.usage())
+    return Deferred(request.completed, usage=request.usage())

@@ -8,6 +8,7 @@ was recorded. Each note starts and ends in silence, so that it does not click.
 from __future__ import annotations
 
 import math
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -88,13 +89,14 @@ def frequency(pitch: float) -> float:
 class Bank:
     """Cache of computed notes at one sample rate in Hz, least recently used first out.
 
-    Callers must not modify what it returns.
+    Threads can share it. Callers must not modify what it returns.
     """
 
     def __init__(self, rate: int) -> None:
         self.rate = rate
         self._cache: OrderedDict[tuple[str, int, int], Mono] = OrderedDict()
         self._bytes = 0
+        self._lock = threading.Lock()
 
     def note(self, name: str, pitch: int, held: int) -> Mono:
         """Return a note released after ``held`` samples, with a level of about 1."""
@@ -104,19 +106,22 @@ class Bank:
         return self._find((kit, pitch, 0))
 
     def _find(self, key: tuple[str, int, int]) -> Mono:
-        if key in self._cache:
-            self._cache.move_to_end(key)
-            return self._cache[key]
+        with self._lock:
+            if key in self._cache:
+                self._cache.move_to_end(key)
+                return self._cache[key]
         name, pitch, held = key
         if name in VOICES:
             samples = _note(VOICES[name], frequency(pitch), held, self.rate)
         else:
             samples = _drum(pitch, self.rate, low=name == "electronic")
-        self._cache[key] = samples
-        self._bytes += samples.nbytes
-        while self._bytes > _CACHE_BYTES and len(self._cache) > 1:
-            _, oldest = self._cache.popitem(last=False)
-            self._bytes -= oldest.nbytes
+        with self._lock:
+            if key not in self._cache:  # another piece may have computed it meanwhile
+                self._cache[key] = samples
+                self._bytes += samples.nbytes
+            while self._bytes > _CACHE_BYTES and len(self._cache) > 1:
+                _, oldest = self._cache.popitem(last=False)
+                self._bytes -= oldest.nbytes
         return samples
 
 

@@ -1,8 +1,12 @@
-"""State of one music request: its notes, the audio so far, and the stream built from it."""
+"""State of one music request: its notes, the audio so far, and the stream built from it.
+
+Bars are rendered and encoded on another thread, in order, while the model writes the next ones.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -12,9 +16,10 @@ from workers.contract.media import File, Medium, MusicInput, characters
 from workers.engines.audio_output import AudioOutput
 from workers.engines.music.instruments import Bank
 from workers.engines.music.midi import write_midi
+from workers.engines.music.notes import Bar
 from workers.engines.music.synth import Player, Stereo
 from workers.engines.music.writer import PieceWriter
-from workers.protocol.engine import CancelReason
+from workers.protocol.engine import CancelReason, Deferred
 
 RATE: Final = 48_000
 """Sample rate of all rendered music, in Hz."""
@@ -33,25 +38,31 @@ class MusicRequest:
     bank: Bank
     slot: int
     player: Player | None = None
-    bars_rendered: int = 0
+    bars_deferred: int = 0
+    """Number of bars that have been, or will be, rendered."""
     failure: Failed | None = None
     cancelled: CancelReason | None = None
 
-    def render(self) -> list[Event]:
-        """Render the bars completed since the last call. Return the stream's new events."""
-        writer, events = self.writer, list[Event]()
+    def render(self) -> list[Deferred]:
+        """Return the rendering of the bars completed since the last call, as deferred events."""
+        writer = self.writer
         if writer.head is None:
-            return events
+            return []
         if self.player is None:
             self.player = Player(writer.head, rate=RATE, bank=self.bank)
-        for bar in writer.bars[self.bars_rendered :]:
-            events += self.output.add(self.player.play(bar))
-            self.bars_rendered += 1
-            events.append(Progress(self.bars_rendered, writer.count))
-        if writer.ended:
-            events += self.output.add(self._fade_out(self.player.finish()))
-            events += self.output.finish()
-        return events
+        player, first = self.player, self.bars_deferred
+        self.bars_deferred = len(writer.bars)
+        parts = [
+            Deferred(partial(self._render_bar, player, bar, number))
+            for number, bar in enumerate(writer.bars[first:], first + 1)
+        ]
+        return [*parts, Deferred(partial(self._finish, player))] if writer.ended else parts
+
+    def _render_bar(self, player: Player, bar: Bar, number: int) -> list[Event]:
+        return [*self.output.add(player.play(bar)), Progress(number, self.writer.count)]
+
+    def _finish(self, player: Player) -> list[Event]:
+        return self.output.add(self._fade_out(player.finish())) + self.output.finish()
 
     def _fade_out(self, rest: Stereo) -> Stereo:
         """Cut what rings on after the last bar to the requested length, with a fade."""

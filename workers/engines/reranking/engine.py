@@ -1,10 +1,13 @@
-"""The engine of ``rerank``: each step takes pairs of similar length from all requests."""
+"""The engine of ``rerank``: a batch has pairs of similar length from all requests.
+
+It has as many tokens as fit into a short step. A long pair is interrupted between the layers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -18,14 +21,13 @@ from workers.contract.jobs import (
 )
 from workers.contract.media import RerankInput
 from workers.contract.models import ModelSpec
+from workers.engines.interrupting import add_hooks
 from workers.engines.reranking.cross_encoder import CrossEncoder, CrossEncoderLayout, Pair
 from workers.engines.reranking.options import Options, read_options
 from workers.engines.threads import use_threads
+from workers.engines.token_batches import TokenBatches
 from workers.engines.torch_engine import InputError, TorchEngine, read_input
 from workers.protocol.engine import CancelReason, Inspected, PhaseClock, StepReport
-
-STEP_TOKENS: Final = 4096
-"""Maximum tokens in a step, including padding; a single longer pair is allowed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +51,10 @@ class RerankRequest:
 class RerankEngine(TorchEngine[Options, CrossEncoder, RerankRequest]):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec, read_options(spec))
+        self._batches = TokenBatches[RerankRequest, list[float]](
+            lambda request, index: len(request.pairs[index].ids),
+            lambda batch: self._model.score([request.pairs[index] for request, index in batch]),
+        )
 
     def _inspect(self) -> Inspected | None:
         CrossEncoderLayout(self._spec)
@@ -57,6 +63,7 @@ class RerankEngine(TorchEngine[Options, CrossEncoder, RerankRequest]):
     def _load(self) -> CrossEncoder:
         encoder = CrossEncoder(self._spec, self._options)
         self._choose_threads(encoder.model)
+        add_hooks(encoder.model)
         with torch.inference_mode():
             encoder.score([encoder.encode("Hello", "world")])
         return encoder
@@ -70,17 +77,20 @@ class RerankEngine(TorchEngine[Options, CrossEncoder, RerankRequest]):
             raise InputError("context_length_exceeded", message, "query") from error
         return RerankRequest(job.request_id, pairs)
 
+    def release(self, request_id: RequestId) -> None:
+        super().release(request_id)
+        self._batches.abandon_without(self._active)
+
     def step(self, clock: PhaseClock) -> StepReport:
         use_threads(self._threads)
-        batch = self._choose()
         weights: dict[RequestId, float] = {}
-        if batch:
-            with torch.inference_mode(), clock.phase("forward"):
-                scores = self._model.score([request.pairs[index] for request, index in batch])
-            for (request, index), score in zip(batch, scores, strict=True):
-                request.scores[index] = score
-                length = len(request.pairs[index].ids)
-                weights[request.request_id] = weights.get(request.request_id, 0.0) + length
+        with clock.phase("forward"):
+            batch, scores = self._batches.run_slice(self._waiting)
+        for row, (request, index) in enumerate(batch):
+            if scores is not None:
+                request.scores[index] = scores[row]
+            length = len(request.pairs[index].ids)
+            weights[request.request_id] = weights.get(request.request_id, 0.0) + length
         outcomes = [
             (request.request_id, outcome)
             for request in self._running.values()
@@ -88,27 +98,17 @@ class RerankEngine(TorchEngine[Options, CrossEncoder, RerankRequest]):
         ]
         return StepReport(weights, (), outcomes)
 
-    def _choose(self) -> Sequence[tuple[RerankRequest, int]]:
-        """Select the oldest request's next pair, and the pairs closest to it in length."""
-        waiting = [
+    @property
+    def _active(self) -> list[RerankRequest]:
+        return [one for one in self._running.values() if one.cancelled is None]
+
+    def _waiting(self) -> Sequence[tuple[RerankRequest, int]]:
+        return [
             (request, index)
-            for request in self._running.values()
-            if request.cancelled is None
+            for request in self._active
             for index in range(len(request.pairs))
             if index not in request.scores
         ]
-        if not waiting:
-            return ()
-        (first, index), *others = waiting
-        length = len(first.pairs[index].ids)
-        others.sort(key=lambda each: abs(len(each[0].pairs[each[1]].ids) - length))
-        chosen, longest = [(first, index)], length
-        for each in others:
-            longest = max(longest, len(each[0].pairs[each[1]].ids))
-            if longest * (len(chosen) + 1) > STEP_TOKENS:
-                break
-            chosen.append(each)
-        return chosen
 
 
 def _outcome(request: RerankRequest) -> Outcome | None:

@@ -58,7 +58,7 @@ from workers.engines.torch_engine import (
 )
 from workers.media.crossfade import Crossfader, TimeStretcher
 from workers.media.encode import Origin
-from workers.protocol.engine import CancelReason, Memory, PhaseClock, StepReport
+from workers.protocol.engine import CancelReason, Deferred, Memory, PhaseClock, StepReport
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class SpeechEngine(TorchEngine[Options, SpeechModel, SpeechRequest]):
             for numbers in (turn.rows, turn.preprocess_s)
         )
         events: list[tuple[RequestId, Event]] = []
-        outcomes: list[tuple[RequestId, Outcome]] = []
+        outcomes: list[tuple[RequestId, Outcome | Deferred]] = []
         with clock.phase("postprocess"):
             ended = {id(run) for run in turn.ended}
             for request_id, request in self._running.items():
@@ -346,12 +346,12 @@ class SpeechEngine(TorchEngine[Options, SpeechModel, SpeechRequest]):
         return []
 
 
-def _outcome(request: SpeechRequest) -> Outcome | None:
+def _outcome(request: SpeechRequest) -> Outcome | Deferred | None:
     if request.cancelled is not None:
         return Cancelled(request.cancelled, usage=request.usage())
     if request.failure is not None:
         return request.failure
-    return request.completed() if request.ended else None
+    return Deferred(request.completed, usage=request.usage()) if request.ended else None
 
 
 def _failure(error: BaseException, request: SpeechRequest) -> Failed:

@@ -1,12 +1,14 @@
 """The engine of ``talking-head``: animates a portrait so that it speaks a recording.
 
-A step analyses one new request, and renders frames of all requests in one batch. Each frame depends
-only on its own portrait and mouth shape, so a video does not depend on other requests.
+A step analyses a new request, interrupted between the layers of its networks, or renders frames of
+all requests in one batch, as many as fit into its time. Each frame depends only on its own portrait
+and mouth shape, so a video does not depend on other requests.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial
@@ -21,6 +23,8 @@ from PIL import Image
 from workers.contract.jobs import Cancelled, Event, Failed, Job, Outcome, RequestId
 from workers.contract.media import TalkingInput
 from workers.contract.models import ModelSpec
+from workers.engines.interrupting import add_hooks
+from workers.engines.row_pacing import RowPacing
 from workers.engines.talking import mouth_shapes
 from workers.engines.talking.networks import (
     RENDERER_SIDE,
@@ -50,6 +54,7 @@ _AUDIO_RATE: Final = 48_000
 class TalkingEngine(TorchEngine[Options, Networks, TalkingHeadRequest]):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec, read_options(spec))
+        self._pacing = RowPacing(self._options.step_rows)
 
     def _inspect(self) -> None:
         check_architecture(Path(self._spec.checkpoint or ""))
@@ -59,6 +64,7 @@ class TalkingEngine(TorchEngine[Options, Networks, TalkingHeadRequest]):
         device = self._options.torch_device
         networks.module.to(device)
         self._choose_threads(networks.module)
+        add_hooks(networks.module)
         with torch.inference_mode():
             features = networks.mouth_renderer.encode(
                 torch.zeros(1, 3, RENDERER_SIDE, RENDERER_SIDE).to(device)
@@ -75,16 +81,20 @@ class TalkingEngine(TorchEngine[Options, Networks, TalkingHeadRequest]):
         outcomes: dict[RequestId, Outcome | Deferred] = {}
         weights: dict[RequestId, float] = {}
         with clock.phase("forward"):
-            self._analyse_one(weights, outcomes)
-            batch = self._allocate_frames(outcomes)
+            batch: Sequence[tuple[TalkingHeadRequest, int]] = ()
+            if not self._analyse_one(weights, outcomes):
+                batch = self._allocate_frames(outcomes)
+            started_s = time.monotonic()
             patches = self._render_mouths(batch)
         with clock.phase("postprocess"):
             self._add_frames(batch, patches, weights, outcomes)
+            self._pacing.record(sum(count for _, count in batch), time.monotonic() - started_s)
             events = self._collect(outcomes)
         return StepReport(weights or dict.fromkeys(outcomes, 1.0), events, tuple(outcomes.items()))
 
     def release(self, request_id: RequestId) -> None:
         request = self._running.pop(request_id)
+        request.abandon()
         if not request.finishing:
             request.video.close()
 
@@ -131,17 +141,18 @@ class TalkingEngine(TorchEngine[Options, Networks, TalkingHeadRequest]):
 
     def _analyse_one(
         self, weights: dict[RequestId, float], outcomes: dict[RequestId, Outcome | Deferred]
-    ) -> None:
-        """Analyse one new request; only one, so that a step stays short."""
+    ) -> bool:
+        """Analyse a new request for a slice of time. Return whether there was one."""
         for id, request in self._running.items():
             if request.ready or request.cancelled is not None:
                 continue
-            weights[id] = float(self._options.step_rows)
+            weights[id] = 1.0
             try:
                 request.analyse(self._model)
             except PortraitError as error:
                 outcomes[id] = Failed("invalid_input", str(error), param="image")
-            return
+            return True
+        return False
 
     def _allocate_frames(
         self, outcomes: dict[RequestId, Outcome | Deferred]
@@ -152,7 +163,7 @@ class TalkingEngine(TorchEngine[Options, Networks, TalkingHeadRequest]):
             for id, request in self._running.items()
             if request.ready and request.cancelled is None and id not in outcomes
         ]
-        rows_left = self._options.step_rows
+        rows_left = self._pacing.rows
         # The request with the fewest frames comes first and gets the remainder.
         requests.sort(key=lambda request: request.video.frames)
         chosen = []

@@ -55,7 +55,7 @@ def predict_mouths(
 ) -> npt.NDArray[np.float32]:
     """Predict the mouth shape of each frame: ``(frames, 4)``."""
     device = next(mouth_predictor.parameters()).device
-    with torch.inference_mode():
+    with torch.no_grad():
         mouths = mouth_predictor(bands[None].to(device))[0].cpu().numpy()
     step = RATE / HOP
     # A frame shows the mean shape over its duration.

@@ -93,7 +93,7 @@ class Portrait:
         self.pixels = pixels
         image = torch.from_numpy(pixels.copy()).to(device)
         self._image = image.permute(2, 0, 1).float() / 255
-        with torch.inference_mode():
+        with torch.no_grad():
             self.points = find_landmarks(landmark_detector, self._image)
             self._square = mouth_square(self.points[None])
             self.features = mouth_renderer.encode(

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from workers.contract.jobs import Progress, RequestId, Usage
+from workers.engines.interrupting import SLICE_S, Interruptible
 from workers.engines.talking.mouth_shapes import predict_mouths
 from workers.engines.talking.networks import Networks
 from workers.engines.talking.portrait import Portrait
@@ -38,6 +39,8 @@ class TalkingHeadRequest:
     cancelled: CancelReason | None = None
     started_s: float = field(default_factory=time.monotonic)
     _reported: int = 0
+    _analysis: Interruptible | None = None
+    """The analysis while it is interrupted."""
 
     @property
     def ready(self) -> bool:
@@ -48,11 +51,29 @@ class TalkingHeadRequest:
         return self.frames - self.video.frames
 
     def analyse(self, networks: Networks) -> None:
-        """Find the mouth and predict its shapes. Raise ``PortraitError`` if there is no mouth."""
-        self.portrait = Portrait(self.pixels, networks.landmark_detector, networks.mouth_renderer)
+        """Find the mouth and predict its shapes, for a slice of time; ``ready`` at the end.
+
+        Raise ``PortraitError`` if there is no mouth.
+        """
+        if self._analysis is None:
+            self._analysis = Interruptible(
+                lambda: self._analyse(networks), slice_s=SLICE_S, now_s=time.monotonic
+            )
+        if self._analysis.run_slice():
+            self._analysis = None
+
+    def abandon(self) -> None:
+        """End an analysis that is interrupted."""
+        if self._analysis is not None:
+            self._analysis.abandon()
+            self._analysis = None
+
+    def _analyse(self, networks: Networks) -> None:
+        portrait = Portrait(self.pixels, networks.landmark_detector, networks.mouth_renderer)
         self.mouths = predict_mouths(
             networks.mouth_predictor, self.bands, fps=self.fps, frames=self.frames
         )
+        self.portrait = portrait
 
     def next_mouths(self, count: int) -> npt.NDArray[np.float32]:
         """Return the mouth shapes of the next ``count`` frames."""

@@ -1,4 +1,7 @@
-"""The engine of ``image-upscale`` and ``video-upscale``: a step batches tiles of all requests."""
+"""The engine of ``image-upscale`` and ``video-upscale``: tiles of all requests share batches.
+
+A batch is interrupted between the layers of the network.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ import torch
 from workers.contract.jobs import Cancelled, Event, Failed, Job, Outcome, RequestId
 from workers.contract.media import ImageInput, VideoInput
 from workers.contract.models import ModelSpec
+from workers.engines.interrupting import SlicedCall, add_hooks
 from workers.engines.memory import is_out_of_memory
 from workers.engines.threads import use_threads
 from workers.engines.torch_engine import (
@@ -56,6 +60,7 @@ class UpscaleEngine(TorchEngine[Options, Network, UpscaleRequest]):
         super().__init__(spec, read_options(spec))
         self._step_pixels = 0
         self._first = 0
+        self._call: SlicedCall[list[_Tile], list[npt.NDArray[np.float32] | None]] | None = None
 
     def _inspect(self) -> None:
         find_weights(self._spec)
@@ -63,6 +68,7 @@ class UpscaleEngine(TorchEngine[Options, Network, UpscaleRequest]):
     def _load(self) -> Network:
         network = Network(self._spec, self._options)
         self._choose_threads(network.module)
+        add_hooks(network.module)
         upscaled = network.upscale(np.zeros((1, 16, 16, 3), np.uint8))
         if upscaled.shape != (1, 16 * network.scale, 16 * network.scale, 3):
             raise ValueError(f"not an upscaling network: 16x16 pixels become {upscaled.shape}")
@@ -76,24 +82,38 @@ class UpscaleEngine(TorchEngine[Options, Network, UpscaleRequest]):
     def step(self, clock: PhaseClock) -> StepReport:
         use_threads(self._threads)
         outcomes: dict[RequestId, Outcome | Deferred] = {}
-        with clock.phase("preprocess"):
-            batch = self._select_tiles(outcomes)
-        weights: dict[RequestId, float] = {}
+        call, self._call = self._call, None
+        if call is None:
+            with clock.phase("preprocess"):
+                batch = self._select_tiles(outcomes)
+            call = SlicedCall(batch, lambda: self._upscale(batch))
         with clock.phase("forward"):
-            upscaled = self._upscale(batch)
+            upscaled = call.run_slice()
+        self._call = call if upscaled is None else None
+        weights: dict[RequestId, float] = {}
         with clock.phase("postprocess"):
-            for tile, pixels in zip(batch, upscaled, strict=True):
+            for tile in filter(self._is_active, call.rows):
                 id = tile.request.request_id
                 weights[id] = weights.get(id, 0.0) + tile.pixels
+            for tile, pixels in zip(call.rows, upscaled or (), strict=False):
+                if not self._is_active(tile):
+                    continue
                 if pixels is not None:
                     tile.request.put(tile.canvas, tile.index, pixels)
-                elif id not in outcomes:
-                    outcomes[id] = out_of_memory(tile.request.usage())
+                elif tile.request.request_id not in outcomes:
+                    outcomes[tile.request.request_id] = out_of_memory(tile.request.usage())
             events = self._collect(outcomes)
         return StepReport(weights, events, tuple(outcomes.items()))
 
+    def _is_active(self, tile: _Tile) -> bool:
+        request = tile.request
+        return request.cancelled is None and self._running.get(request.request_id) is request
+
     def release(self, request_id: RequestId) -> None:
         request = self._running.pop(request_id)
+        if self._call is not None and not any(map(self._is_active, self._call.rows)):
+            self._call.abandon()
+            self._call = None
         if not request.finishing:
             request.result.close()
 

@@ -53,7 +53,7 @@ class Network:
         Values are about 0 to 1 and not clipped. Raise torch's ``OutOfMemoryError``.
         """
         low = torch.from_numpy(tiles).to(self._device).permute(0, 3, 1, 2)
-        with torch.inference_mode():
+        with torch.no_grad():
             upscaled = self._call(low.to(self._dtype) / 255)
             return upscaled.float().permute(0, 2, 3, 1).cpu().numpy()
 

@@ -39,7 +39,7 @@ def resize(pixels: Pixels, size: Size) -> Pixels:
 class Result(Protocol):
     """Collects finished images or frames, in order, and encodes them."""
 
-    def add(self, upscaled: Pixels, source: Pixels) -> None: ...
+    def add(self, canvas: Canvas, source: Pixels) -> None: ...
 
     def finish(self) -> tuple[list[Medium], list[File]]: ...
 
@@ -56,11 +56,12 @@ class ImageResult:
     format: ImageFormat
     quality: int
     origin: Origin
-    upscaled: list[tuple[Pixels, Pixels]] = field(default_factory=list)
+    upscaled: list[tuple[Canvas, Pixels]] = field(default_factory=list)
+    """Complete canvases, which are blended when they are encoded: not in a step."""
     files: list[File] = field(default_factory=list)
 
-    def add(self, upscaled: Pixels, source: Pixels) -> None:
-        self.upscaled.append((upscaled, source))
+    def add(self, canvas: Canvas, source: Pixels) -> None:
+        self.upscaled.append((canvas, source))
 
     def _encode(self, upscaled: Pixels, source: Pixels) -> None:
         pixels = resize(upscaled, self.sizes[len(self.files)])
@@ -72,8 +73,8 @@ class ImageResult:
         self.files.append(File(CONTENT_TYPES[self.format], data))
 
     def finish(self) -> tuple[list[Medium], list[File]]:
-        for upscaled, source in self.upscaled:
-            self._encode(upscaled, source)
+        for canvas, source in self.upscaled:
+            self._encode(canvas.image(), source)
         media = [
             Medium(
                 "image",
@@ -105,8 +106,8 @@ class VideoResult:
     size: Size
     video: VideoFiles
 
-    def add(self, upscaled: Pixels, source: Pixels) -> None:
-        self.video.add(resize(upscaled, self.size))
+    def add(self, canvas: Canvas, source: Pixels) -> None:
+        self.video.add(resize(canvas.image(), self.size))
 
     def finish(self) -> tuple[list[Medium], list[File]]:
         return self.video.finish()
@@ -173,7 +174,7 @@ class UpscaleRequest:
         """Pass complete images or frames on to the result."""
         while self.canvases and self.canvases[0][0].done:
             canvas, source = self.canvases.popleft()
-            self.result.add(canvas.image(), source)
+            self.result.add(canvas, source)
 
     def progress(self) -> Progress | None:
         """Return the progress if it has grown by a percent since the last report."""

@@ -3,42 +3,16 @@
 // nothing: each order sends the whole conversation, with its pictures as files.
 
 import {
-  add, beside, besides, busy, changed, events, form, made, order, refuse, send, showBreak, showCost, showWords,
+  add, beside, besides, busy, changed, events, form, isOff, made, order, refuse, send, showBreak, showCost,
+  showWords,
 } from "../playground.js";
 import { markdown } from "./markdown.js";
 import { empty, put } from "./sources.js";
+import { Growing, Ticker, showTokens } from "./text.js";
 
 const { message, messages: kept, images: pictures } = form.elements;
 const columns = [];
 const place = add(made, "div", { className: "columns" });
-const clock = () => performance.now();
-
-/** Text that grows: appended once per frame, a block for each line, so that long answers stay fluent. */
-class Growing {
-  constructor(parent) {
-    this.node = add(parent, "div", { className: "answered growing" });
-    this.waiting = "";
-    this.frame = 0;
-    this.line = null;
-  }
-
-  push(text) {
-    this.waiting += text;
-    this.frame ||= requestAnimationFrame(() => this.flush());
-  }
-
-  flush() {
-    cancelAnimationFrame(this.frame);
-    this.frame = 0;
-    if (!this.waiting) return;
-    const lines = this.waiting.split("\n");
-    this.waiting = "";
-    lines.forEach((text, number) => {
-      if (number || !this.line) this.line = add(this.node, "div").appendChild(new Text(""));
-      this.line.appendData(text);
-    });
-  }
-}
 
 function button(parent, label, act) {
   const node = add(parent, "button", { type: "button", className: "quiet small", textContent: label });
@@ -101,36 +75,6 @@ function showAnswer(parent, text) {
   };
 }
 
-/** Show how likely each token was; the rows are made when they are looked at. */
-function showTokens(parent, { tokens, count }) {
-  const box = add(parent, "details", { className: "tokens" });
-  add(box, "summary", { textContent: "Log probabilities" });
-  const make = () => {
-    const scroll = add(box, "div", { className: "table", tabIndex: 0 });
-    scroll.setAttribute("role", "group");
-    scroll.setAttribute("aria-label", "Log probabilities");
-    const table = add(scroll, "table", { className: "rows" });
-    const head = add(add(table, "thead"), "tr");
-    ["Token", "Log probability", "Chance", "Others"].forEach((textContent, at) => {
-      add(head, "th", { scope: "col", textContent, className: at === 1 ? "number" : "" });
-    });
-    const body = add(table, "tbody");
-    for (const { text, logprob, chance, percent, others } of tokens) {
-      const row = add(body, "tr");
-      add(add(row, "th", { scope: "row" }), "code", { textContent: text });
-      add(row, "td", { className: "number", textContent: logprob });
-      const cell = add(row, "td", { className: "fit" });
-      add(cell, "meter", { value: chance }).setAttribute("aria-hidden", "true");
-      cell.append(` ${percent}`);
-      add(row, "td", { textContent: others });
-    }
-    if (count > tokens.length) {
-      add(box, "p", { className: "hint", textContent: `The first ${tokens.length} of ${count} tokens.` });
-    }
-  };
-  box.addEventListener("toggle", make, { once: true });
-}
-
 /** A conversation with one model: a tree of messages, of which one branch is chosen. */
 class Column {
   constructor(model) {
@@ -173,11 +117,23 @@ class Column {
 
   show() {
     this.title.hidden = columns.length < 2;
-    this.thread.replaceChildren(...this.path().map((node) => this.view(node)));
+    this.display(this.path());
     if (this === columns[0]) {
       kept.value = this.sent().messages;
       message.required = !this.answerable();
     }
+  }
+
+  /** Show messages, and leave the focus where it was: at the same button, or at the new message. */
+  display(nodes, ...more) {
+    const active = this.thread.contains(document.activeElement) ? document.activeElement : null;
+    const label = active?.textContent;
+    const at = [...this.thread.children].indexOf(active?.closest("article"));
+    this.thread.replaceChildren(...nodes.map((node) => this.view(node)), ...more);
+    if (!active) return;
+    const near = [...(this.thread.children[at]?.querySelectorAll("button") ?? [])];
+    const found = active.isConnected ? active : near.find((each) => each.textContent === label);
+    (found ?? message).focus({ preventScroll: true });
   }
 
   answerable() {
@@ -277,13 +233,14 @@ class Column {
     const view = add(this.thread, "article");
     view.dataset.role = "assistant";
     // Whatever follows the message belongs to another branch.
-    this.thread.replaceChildren(...this.before(parent).map((node) => this.view(node)), view);
+    this.display(this.before(parent), view);
+    view.scrollIntoView({ block: "nearest" });
     const growing = new Growing(view);
     const thoughts = document.createElement("details");
     add(thoughts, "summary", { textContent: "Reasoning" });
     const thought = thoughts.appendChild(new Text(""));
     const state = add(view, "div", { className: "hint", textContent: "Waiting …" });
-    const ticker = { state, most: "", started: 0, frame: 0 };
+    const ticker = new Ticker(state);
     const answered = { text: "", calls: [], path: "" };
     try {
       for await (const [name, data] of events(response)) {
@@ -301,10 +258,10 @@ class Column {
             view.prepend(thoughts);
             thought.appendData(data.reasoning);
           }
-          tick(ticker, data);
+          ticker.show(data);
         }
         if (name === "ended") {
-          cancelAnimationFrame(ticker.frame);
+          ticker.end();
           showCost(state, data, answered.path);
           showWords(data.unknown);
           [answered.tokens] = data.tokens;
@@ -312,7 +269,7 @@ class Column {
         }
       }
     } catch {
-      cancelAnimationFrame(ticker.frame);
+      ticker.end();
       showBreak(state, answered.path, signal);
       if (answered.text) return this.finish(parent, answered, state);
     }
@@ -340,19 +297,6 @@ class Column {
   }
 }
 
-/** Show the cost so far, once per frame. Its text comes from the server. */
-function tick(ticker, { cost, tokens }) {
-  if (!cost) return;
-  ticker.started ||= clock();
-  Object.assign(ticker, { cost, tokens });
-  ticker.frame ||= requestAnimationFrame(() => {
-    ticker.frame = 0;
-    const seconds = (clock() - ticker.started) / 1000;
-    const speed = seconds > 0.2 ? ` · ${(ticker.tokens / seconds).toFixed(0)} tokens/s` : "";
-    ticker.state.textContent = `${ticker.cost} so far of at most ${ticker.most}${speed}`;
-  });
-}
-
 /** Have a column for each model that is chosen; a new one starts with what was said to the first. */
 function arrange() {
   const wanted = [form.elements.model.value, ...beside.map((each) => each.value).filter(Boolean)];
@@ -376,15 +320,17 @@ besides.values = () => ({ pictures: columns[0].sent().pictures });
 for (const sent of earlier) columns[0].put(columns[0].last(), sent);
 columns[0].show();
 for (const each of beside) each.addEventListener("change", arrange);
+// The price again, now that the conversation is part of the form.
+changed();
 
 form.addEventListener("submit", (event) => {
   event.preventDefault();
-  if (!order || order.disabled) return;
+  if (!order || isOff(order)) return;
   const text = message.value.trim();
   const files = [...(pictures?.files ?? [])];
   // What was made before goes with the first message.
   const origin = form.querySelector("[data-origin]:not([hidden]) input");
-  const urls = [...(origin ? [origin.value] : []), ...files];
+  const urls = [...(origin ? origin.value.split(" ") : []), ...files];
   const images = urls.map((url) => ({ type: "image_url", image_url: { url } }));
   const content = contentOf(text, images);
   busy(async (signal) => {
@@ -404,7 +350,7 @@ form.addEventListener("submit", (event) => {
     } else {
       form.querySelector("[data-origin]")?.remove();
     }
-    message.focus();
+    message.focus({ preventScroll: true });
     changed();
     if (!refused.length) return;
     const [{ error, column }] = refused;

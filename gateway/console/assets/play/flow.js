@@ -26,6 +26,8 @@ made.addEventListener("order:progress", ({ detail: { stage } }) => {
 made.addEventListener("order:ended", ({ detail }) => {
   for (const step of detail.steps) {
     mark(step.name, step.status, `${step.status}, ${step.cost}`);
-    if (step.message) add(told, "li", { textContent: `${step.name}: ${step.message}` });
+    // What the drawing shows is heard from here.
+    const [text, className] = step.message ? [step.message, "problem"] : [`${step.status}, ${step.cost}`, "unseen"];
+    add(told, "p", { textContent: `${step.name}: ${text}`, className });
   }
 });

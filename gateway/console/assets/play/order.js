@@ -1,7 +1,10 @@
 // Orders of everything but chat: progress, previews, and what was made. Other modules of the
 // playground listen to the events `order:accepted`, `order:progress` and `order:ended` of its place.
 
-import { add, beside, busy, events, form, made, order, send, showBreak, showCost, showWords } from "../playground.js";
+import {
+  add, beside, busy, events, form, isOff, made, order, send, showBreak, showCost, showWords,
+} from "../playground.js";
+import { Growing, Ticker, showTokens } from "./text.js";
 
 const MEDIA = {
   image: (place, one) => add(add(place, "a", { href: one.path }), "img", { src: one.path, alt: one.facts }),
@@ -25,7 +28,7 @@ function showMade(place, ended, path) {
     const figure = add(gallery, "figure");
     const shown = MEDIA[one.kind]?.(figure, one);
     shown?.setAttribute("aria-label", one.facts || one.kind);
-    const caption = add(figure, "figcaption", { className: "hint", textContent: `${one.facts} ` });
+    const caption = add(figure, "figcaption", { className: "hint", textContent: one.facts && `${one.facts} · ` });
     add(caption, "a", { href: one.path, download: "", textContent: "download" });
     Object.assign(figure.dataset, { kind: one.kind, at });
     const row = add(figure, "p", { className: "row acts" });
@@ -33,7 +36,7 @@ function showMade(place, ended, path) {
     if (one.kind !== "video") return;
     for (const { role, path } of ended.media.filter((each) => ASIDE[each.role])) {
       if (role === "thumbnail") shown.poster = path;
-      caption.append(" ");
+      caption.append(" · ");
       add(caption, "a", { href: path, textContent: ASIDE[role] });
     }
   });
@@ -56,39 +59,72 @@ function showProgress(state, { step, steps, left, stage }) {
   state.textContent = [name, done, left && `about ${left} left`].filter(Boolean).join(", ") || "Waiting …";
 }
 
+/** Whether a text is continued: it is shown after its beginning, and leaving ends it. */
+const continues = "continues" in form.dataset;
+
+/** Texts as they come, several if the form asks for several. */
+class Texts {
+  constructor(place) {
+    this.place = add(place, "div", { className: "texts" });
+    this.begins = continues ? form.elements.prompt.value : "";
+    this.all = [];
+  }
+
+  push({ text, index }) {
+    this.all[index] ??= new Growing(this.place, this.begins);
+    this.all[index].push(text);
+  }
+
+  flush() {
+    for (const each of this.all) each?.flush();
+  }
+}
+
 async function run(signal, model, { named = false } = {}) {
   const answer = await send(form.action, "text/event-stream", { values: { model }, signal });
   const place = document.createElement("article");
   made.querySelector("h2").after(place);
   if (named) add(place, "h3", { textContent: model });
-  const text = add(place, "p", { className: "answered" }).appendChild(document.createTextNode(""));
+  const texts = new Texts(place);
   const state = add(place, "div", { className: "hint", textContent: "Waiting …" });
+  // On a small screen the result is below the form.
+  place.scrollIntoView({ block: "nearest" });
+  const ticker = new Ticker(state);
   let path = "";
   try {
     for await (const [name, data] of events(answer)) {
       if (name === "accepted") {
         path = data.path;
+        ticker.most = data.most;
         state.textContent = `Held ${data.held}. Waiting …`;
       }
-      if (name === "text") text.appendData(data.text);
+      if (name === "text") {
+        texts.push(data);
+        ticker.show(data);
+      }
       if (name === "preview") showPreview(place, data);
       if (name === "progress") showProgress(state, data);
       if (name === "failed") state.textContent = data.message;
       if (name === "ended") {
+        ticker.end();
         showMade(place, data, path);
         showCost(state, data, path);
+        const all = continues ? data.tokens : [];
+        all.forEach((each, at) => showTokens(place, each, all.length > 1 ? ` of text ${at + 1}` : ""));
         showWords(data.unknown);
       }
       tell(place, name, data);
     }
   } catch {
+    ticker.end();
     showBreak(state, path, signal);
   }
+  texts.flush();
 }
 
 form.addEventListener("submit", (event) => {
   event.preventDefault();
-  if (!order || order.disabled) return;
+  if (!order || isOff(order)) return;
   const models = [form.elements.model.value, ...beside.map((each) => each.value).filter(Boolean)];
   const named = models.length > 1;
   busy(
@@ -100,6 +136,6 @@ form.addEventListener("submit", (event) => {
       if (named) reason.message = `${models[refused]}: ${reason.message}`;
       throw reason;
     },
-    { stoppable: false },
+    { stoppable: continues },
   );
 });

@@ -76,13 +76,15 @@ made.addEventListener("order:ended", ({ target, detail }) => {
     if (one.seed === null) return;
     const copy = add(row, "button", { type: "button", className: "quiet small", textContent: "Copy seed" });
     copy.dataset.copy = one.seed;
-    if (form.elements.seed) {
-      button(row, "Use this seed", () => {
-        form.elements.seed.value = one.seed;
-        form.elements.seed.closest("details")?.setAttribute("open", "");
-        form.elements.seed.dispatchEvent(new Event("input", { bubbles: true }));
-        form.elements.seed.focus();
-      });
-    }
+    const { seed, prompt } = form.elements;
+    if (!seed) return;
+    // A remix is the same video with other words.
+    const [label, next] = one.kind === "video" && prompt ? ["Remix", prompt] : ["Use this seed", seed];
+    button(row, label, () => {
+      seed.value = one.seed;
+      seed.closest("details")?.setAttribute("open", "");
+      seed.dispatchEvent(new Event("input", { bubbles: true }));
+      next.focus();
+    });
   });
 });

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import itertools
 from bisect import insort
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final
 
@@ -110,6 +110,16 @@ class StepPlan:
     prefills: tuple[PrefillChunk, ...]
     block_copies: tuple[tuple[int, int], ...]
     """``(source, target)``: a prompt's partly filled last block, copied for each further choice."""
+
+    def without(self, groups: Collection[SequenceGroup]) -> StepPlan:
+        """Return the step without the prompts of some groups."""
+        left_out = [chunk for chunk in self.prefills if chunk.group in groups]
+        sources = {chunk.group.blocks[-1] for chunk in left_out if chunk.is_last}
+        return replace(
+            self,
+            prefills=tuple(chunk for chunk in self.prefills if chunk.group not in groups),
+            block_copies=tuple(copy for copy in self.block_copies if copy[0] not in sources),
+        )
 
 
 def step_weights(plan: StepPlan, context_cost: float) -> dict[RequestId, float]:

@@ -17,6 +17,16 @@ from dataclasses import dataclass
 
 import torch
 
+from workers.engines.interrupting import Interruptible
+
+
+@dataclass(slots=True, eq=False)
+class Encoding:
+    """A picture whose encoding has begun. ``parts``: how much of the tower has been computed."""
+
+    computation: Interruptible
+    parts: int = 0
+
 
 @dataclass(slots=True, eq=False)
 class Picture:
@@ -30,6 +40,8 @@ class Picture:
     """128 bits of a hash of the patches and their arrangement."""
     features: torch.Tensor | None = None
     """What the language model reads, ``(tokens, size)`` on its device, while it is needed."""
+    encoding: Encoding | None = None
+    """Their computation, while it is interrupted."""
 
     @property
     def tokens(self) -> int:
@@ -104,9 +116,14 @@ class PicturePrompt:
         return PictureInput(self._positions[:, start:stop], places, features)
 
     def forget(self) -> None:
-        """Drop the features; they are made again if the prompt must be."""
+        """Drop the features, and abandon their computation; they are made again if the prompt must
+        be."""
         for _, picture in self._spans:
             picture.features = None
+            if picture.encoding is not None:
+                with torch.inference_mode(False):
+                    picture.encoding.computation.abandon()
+                picture.encoding = None
 
 
 def _words(digest: bytes) -> tuple[int, int]:

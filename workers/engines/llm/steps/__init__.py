@@ -1,0 +1,1 @@
+"""One step of the language engine: its forward passes, and the tokens that come of them."""
