@@ -182,18 +182,15 @@ class LiveCatalog:
         following: asyncio.Task[None] | None = None
         async with asyncio.TaskGroup() as tasks:
             while True:
-                await asyncio.sleep(REFRESH_S)
+                await self.try_refresh()
+                # Both beside this loop: one waits until prices are in force, one computes for long.
+                if self._follower.is_behind and (following is None or following.done()):
+                    following = tasks.create_task(self._follow())
                 if self._advised is not self._entries:
                     self._advised = self._entries
-                    await asyncio.to_thread(log_findings, tuple(self._entries.values()))
-                try:
-                    await self.refresh()
-                except SQL_OUTAGE as error:
-                    log.warning("could not refresh prices: %s", type(error).__name__)
-                if self._follower.is_behind and (following is None or following.done()):
-                    # Beside this loop: it waits until the prices are in force.
-                    following = tasks.create_task(self._follow())
+                    tasks.create_task(asyncio.to_thread(log_findings, self.in_file()))
                 beat()
+                await asyncio.sleep(REFRESH_S)
 
     async def _follow(self) -> None:
         """Load the catalog that another gateway has loaded, if the file here has the same text."""
@@ -215,6 +212,13 @@ class LiveCatalog:
                 log.warning("catalog not reloaded yet: %s", type(error).__name__)
                 return
             follower.note(announced.loads)
+
+    async def try_refresh(self) -> None:
+        """Read changed prices, unless the database does not answer."""
+        try:
+            await self.refresh()
+        except SQL_OUTAGE as error:
+            log.warning("could not refresh prices: %s", type(error).__name__)
 
     async def refresh(self) -> None:
         """Read the prices that any process has put in force: one row, if nothing has changed."""
@@ -280,7 +284,7 @@ class LiveCatalog:
         return self._at_price(entry, datetime.now(UTC), account_id)
 
     def entry(self, name: str, account_id: int = LIST) -> CatalogEntry | None:
-        """Return an entry with the price now in force for an account."""
+        """Return an entry at the price now in force for an account."""
         entry = self._entries.get(name)
         return None if entry is None else self._at_price(entry, datetime.now(UTC), account_id)
 
@@ -478,20 +482,16 @@ class LiveCatalog:
         return found[0]
 
     def _price_id(self, name: str, now: datetime, account_id: int) -> int | None:
-        own = (name, account_id)
-        price_id = self._in_force(own, now) if own in self._terms.schedule else None
-        return price_id if price_id is not None else self._in_force((name, LIST), now)
+        own = self._in_force((name, account_id), now)
+        return own if own is not None else self._in_force((name, LIST), now)
 
     def _in_force(self, place: tuple[str, int], now: datetime) -> int | None:
-        for starts_at, price_id in reversed(self._terms.schedule.get(place, ())):
-            if starts_at <= now:
-                return price_id
-        return None
+        starts = reversed(self._terms.schedule.get(place, ()))
+        return next((price_id for starts_at, price_id in starts if starts_at <= now), None)
 
     def _at_price(self, entry: CatalogEntry, now: datetime, account_id: int) -> CatalogEntry:
         price_id = self._price_id(entry.name, now, account_id)
-        price = None if price_id is None else self.prices.get(price_id)
-        if price is None or price_id is None:
+        if price_id is None or (price := self.prices.get(price_id)) is None:
             return entry
         place = entry.name, price_id
         if (found := self._at_prices.get(place)) is None:

@@ -186,7 +186,9 @@ class Requests:
 
         Unless it ``settles``, other processes close its requests.
         """
-        await self.health.try_refresh()  # else the first requests would be refused
+        # Otherwise, the first requests could be refused.
+        await self._live.try_refresh()
+        await self.health.try_refresh()
         mailbox = functools.partial(read_mailbox, self._redis, self._mailbox, self._waiters)
         loops: dict[str, Work] = {
             "watch": self.health.run,

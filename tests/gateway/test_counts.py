@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Final
@@ -67,6 +68,7 @@ def counts(tmp_path_factory: pytest.TempPathFactory, postgres: str) -> Iterator[
                     # Tracing slows processes so much that a busy machine can refuse a chat.
                     if is_last:
                         raise
+                    time.sleep(3)
             yield found
 
 
