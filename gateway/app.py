@@ -50,6 +50,7 @@ from gateway.catalog.store import LiveCatalog
 from gateway.console.app import console_router, prepare_pages, refuse_route
 from gateway.console.headers import add_console_headers
 from gateway.console.jobs.runner import ConsoleJobs
+from gateway.console.live.stream import session_checks
 from gateway.console.live.updates import LiveUpdates
 from gateway.disk import written_paths
 from gateway.files.download_urls import UrlSigner
@@ -231,6 +232,7 @@ def create_app(settings: Settings, *, part: Part = "all") -> Litestar:
             app.state.services = services
             app.state.console_jobs = jobs = ConsoleJobs(database)
             app.state.live_updates = LiveUpdates()
+            app.state.session_checks = session_checks()
             stack.callback(app.state.live_updates.close)
             chores = Scheduler(
                 database,

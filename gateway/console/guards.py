@@ -6,7 +6,9 @@ that it is open to everybody (``opt={"open": True}``); one without either does n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from litestar.connection import ASGIConnection
@@ -16,7 +18,6 @@ from sqlalchemy import Connection
 from gateway.accounts.sessions import (
     SEEN,
     PendingForm,
-    Session,
     SessionRevoked,
     keep_form,
     note_seen,
@@ -28,7 +29,7 @@ from gateway.console.roles import Act
 from gateway.console.sessions import entrance_secret, origin_of, session_token
 from gateway.console.visitors import Visitor, visitor_of, visitor_of_session
 from gateway.errors import Forbidden, NotFound, TollgateError
-from gateway.operations.entrance.content_grants import Sight, sight_of
+from gateway.operations.entrance.content_grants import sight_of
 from gateway.operations.entrance.sessions import refuse, refuse_revoked, resume, session_limits
 from gateway.pricing import NANOS_PER_USD
 from gateway.sql.database import for_page
@@ -42,6 +43,7 @@ MUCH_NANOS: Final = 10 * NANOS_PER_USD
 """Refund or credit beyond which a visitor has to prove who it is."""
 PENDING_MAX: Final = 16_000
 """Characters of a form that is kept until the visitor has proved who it is."""
+_UNREADABLE: Final = (LookupError, TypeError, ValueError)
 FOLLOWS: Final = "tollgate-follows"
 """Header of calls that a page makes by itself to stay up to date."""
 
@@ -98,34 +100,44 @@ async def find_visitor(connection: AnyConnection, handler: BaseRouteHandler) -> 
 async def current_visitor(request: ApiRequest, *, is_use: bool = False) -> Visitor | None:
     """Return the visitor of the cookie as it is now; None if it has no session. ``is_use``: its
     session continues, because it does something."""
-    found = await _session(request, is_use=is_use)
-    return None if found is None else visitor_of_session(*found)
+    (found,) = await current_visitors([request])
+    if isinstance(found, Exception):
+        raise found
+    now = datetime.now(UTC)
+    if is_use and found is not None and found.session.seen_at + SEEN <= now:
+        id = found.session.id
+        write = request.services.database.write
+        await write(lambda connection: note_seen(connection, id, now), durable=False)
+    return found
 
 
-async def _session(request: ApiRequest, *, is_use: bool) -> tuple[Session, Sight] | None:
-    """Return the session of the cookie, and what its visitor may see of contents now."""
-    services, address = request.services, address_of(request)
-    token = session_token(request, address)
-    if token is None:
-        return None
+async def current_visitors(requests: Sequence[ApiRequest]) -> Sequence[Visitor | Exception | None]:
+    """Return the visitors of cookies as they are now, read together; None for one that has no
+    session, and an error for one whose row cannot be read."""
+    services = requests[0].services
+    tokens = [session_token(each, address_of(each)) for each in requests]
     limits = session_limits(services.settings)
 
-    def read(connection: Connection) -> tuple[Session, Sight] | None:
-        session = resume(connection, token, limits=limits, pepper=services.pepper)
-        return None if session is None else (session, sight_of(connection, session.identity))
+    def find(connection: Connection, token: str | None) -> Visitor | Exception | None:
+        if token is None:
+            return None
+        try:
+            session = resume(connection, token, limits=limits, pepper=services.pepper)
+            if session is None:
+                return None
+            return visitor_of_session(session, sight_of(connection, session.identity))
+        except (SessionRevoked, *_UNREADABLE) as error:
+            return error
 
-    try:
-        found = await services.database.read(read)
-    except SessionRevoked as error:
-        revoked = error
-        await services.database.write(
-            lambda each: refuse_revoked(each, revoked, origin=origin_of(request))
-        )
-        return None
-    now = datetime.now(UTC)
-    if is_use and found is not None and found[0].seen_at + SEEN <= now:
-        id = found[0].id
-        await services.database.write(lambda each: note_seen(each, id, now), durable=False)
+    def read(connection: Connection) -> list[Visitor | Exception | None]:
+        return [find(connection, token) for token in tokens]
+
+    found = await services.database.read(read) if any(tokens) else [None] * len(tokens)
+    for place, one in enumerate(found):
+        if isinstance(one, SessionRevoked):
+            refused = partial(refuse_revoked, error=one, origin=origin_of(requests[place]))
+            await services.database.write(refused)
+            found[place] = None
     return found
 
 

@@ -7,7 +7,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -18,8 +18,9 @@ from unittest.mock import AsyncMock
 
 import httpx
 import pytest
-from sqlalchemy import update
+from sqlalchemy import func, select, update
 
+from gateway.api.http.request import ApiRequest
 from gateway.console.live import stream, tail
 from gateway.console.live.tail import tail_name
 from gateway.console.live.topics import Latest, LiveSubject, Message
@@ -190,6 +191,36 @@ def test_ended_session_ends_its_stream_within_seconds(
         assert events.next() == ("end", {})
         assert events.next() == ("over", {})
     assert client.get("/console/live", params={"topics": "workers"}).status_code == 303
+
+
+def test_sessions_of_several_streams_are_checked_in_one_transaction(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "CHECK_S", 0.2)
+    checks = served.gateway.app.state.session_checks
+    answer, sizes = checks._answer, []
+
+    async def counted(requests: Sequence[ApiRequest]) -> Sequence[object]:
+        sizes.append(len(requests))
+        return await answer(requests)
+
+    monkeypatch.setattr(checks, "_answer", counted)
+    ended, other = served.enter("operator"), served.enter("auditor")
+    with following(ended, "workers") as events, following(other, "workers") as others:
+        events.message("workers")
+        others.message("workers")
+        _wait_until(lambda: 2 in sizes)
+
+        with served.database.transaction() as connection:
+            first = select(func.max(sessions.c.id) - 1).scalar_subquery()
+            revoked = update(sessions).where(sessions.c.id == first)
+            connection.execute(revoked.values(revoked_at=datetime.now(UTC)))
+
+        assert events.next() == ("end", {})
+        # The other session's stream goes on.
+        count = len(sizes)
+        _wait_until(lambda: len(sizes) > count + 2)
+        assert served.streams == 1
 
 
 def test_stream_does_not_keep_a_session_alive(served: Served) -> None:

@@ -10,24 +10,27 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from litestar import get
 from litestar.response import Stream
 
 from gateway.api.http.answers import KEEP_ALIVE, KEEP_ALIVE_S, event_data, event_stream
 from gateway.api.http.request import ApiRequest
-from gateway.console.guards import current_visitor, needs, no_page
+from gateway.console.guards import current_visitors, needs, no_page
 from gateway.console.live.registry import TOPICS
+from gateway.console.live.together import Together
 from gateway.console.live.topics import LiveSubject, find_subject
 from gateway.console.live.updates import LiveUpdates
-from gateway.console.visitors import CurrentVisitor
+from gateway.console.visitors import CurrentVisitor, Visitor
 from gateway.errors import InvalidRequest, NotFound, TollgateError
 from gateway.sql.outages import SQL_OUTAGE
 
 LENGTH_S: Final = 600.0
 CHECK_S: Final = 4.0
 """Interval at which a stream's session is checked."""
+TOGETHER_S: Final = 0.5
+"""Time within which the checks of several streams become one."""
 PACE_S: Final = 0.25
 """Minimum interval between two writes to a browser."""
 SPREAD_S: Final = 0.2
@@ -35,6 +38,13 @@ SPREAD_S: Final = 0.2
 between the tokens of its streams."""
 FOLLOWED_MAX: Final = 30
 RETRY: Final = b"retry: 3000\n\n"
+
+Subjects: TypeAlias = Mapping[str, LiveSubject]
+Checks: TypeAlias = Together[ApiRequest, Visitor | None]
+
+
+def session_checks() -> Checks:
+    return Together(current_visitors, within_s=TOGETHER_S)
 
 
 @get("/live", guards=[needs("own.write")], opt={"unattended": True})
@@ -63,7 +73,7 @@ async def live(request: ApiRequest, visitor: CurrentVisitor) -> Stream:
 async def _events(
     request: ApiRequest,
     updates: LiveUpdates,
-    subjects: Mapping[str, LiveSubject],
+    subjects: Subjects,
     refused: list[str],
 ) -> AsyncIterator[bytes]:
     """Yield the messages of a viewer until its stream ends."""
@@ -74,7 +84,7 @@ async def _events(
         yield RETRY + event_data({"topics": list(subjects), "refused": refused}, name="begin")
         while not viewer.ended and (now := time.monotonic()) < began + LENGTH_S:
             if now >= checked + CHECK_S:
-                if not await _may_go_on(request, subjects):
+                if not await _may_go_on(request.app.state.session_checks, request, subjects):
                     yield event_data({}, name="end")
                     return
                 checked = now
@@ -92,10 +102,10 @@ async def _events(
         updates.leave(viewer)
 
 
-async def _may_go_on(request: ApiRequest, subjects: Mapping[str, LiveSubject]) -> bool:
+async def _may_go_on(checks: Checks, request: ApiRequest, subjects: Subjects) -> bool:
     """Whether the visitor still has a session, and may still see all that it follows."""
     try:
-        visitor = await current_visitor(request)
+        visitor = await checks.ask(request)
     except (TollgateError, *SQL_OUTAGE):
         return True  # nothing new is shown until the database is back
     return visitor is not None and all(each.is_open_to(visitor) for each in subjects.values())

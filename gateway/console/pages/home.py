@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -60,7 +61,7 @@ from gateway.operations.keys import KeyView
 from gateway.operations.running.gateways import gateway_view
 from gateway.operations.running.upstreams import list_upstreams
 from gateway.operations.running.workers import list_workers
-from gateway.requests.lookup import RequestFilter
+from gateway.requests.lookup import RequestFilter, RequestPage
 from gateway.webhooks.deliveries import count_failing
 
 TOP: Final = 5
@@ -73,8 +74,8 @@ SOON: Final = timedelta(days=14)
 
 
 @dataclass(frozen=True, slots=True)
-class Installation:
-    """What the overview reads from SQL, on one snapshot."""
+class Money:
+    """What the overview reads of money from SQL, on one snapshot."""
 
     holds: OpenHolds
     proof: Reconciliation | None
@@ -82,6 +83,12 @@ class Installation:
     by_model: list[Group]
     before: list[Group]
     """Usage of the same weekday a week before, until the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What else the overview reads from SQL."""
+
     failures: Failures
     first_us: int | None
     to_close: list[str]
@@ -115,37 +122,53 @@ class HomePages(Controller):
         services, now = request.services, datetime.now(UTC)
         since = Clock(visitor.zone, now).midnight
 
-        def read(connection: Connection) -> Installation:
+        def read_money(connection: Connection) -> Money:
             zone = ZoneInfo(visitor.zone)
             span = Span(since, now, zone)
             today = usage(connection, span, ["account", "model"], Filters())
             whole = Span(since, midnight(since.astimezone(zone).date() + DAY, zone), zone)
             before = earlier_span(whole, "weekdays", now=now).span
-            return Installation(
+            return Money(
                 holds=open_holds(connection),
                 proof=last_reconciliation(connection),
                 by_account=regroup(today, "account"),
                 by_model=regroup(today, "model"),
                 before=usage(connection, before, ["account", "model"], Filters()),
+            )
+
+        def read_condition(connection: Connection) -> Condition:
+            return Condition(
+                failures=count_failures(
+                    connection, account_id=None, starts_at=now - DAY, ends_at=now
+                ),
                 first_us=first_output_p95(connection, now - HOUR),
                 to_close=months_to_close(connection, now),
                 failing_webhooks=count_failing(connection, now - DAY),
                 loaded=last_load(connection),
-                failures=count_failures(
-                    connection, account_id=None, starts_at=now - DAY, ends_at=now
-                ),
             )
 
-        found = await services.database.report(read, account_id=None)
-        latest = await services.requests.lookup.list(RequestFilter(None), limit=LATEST, cursor=None)
-        ids = {one.account_id for one in latest.items}
-        names = await services.database.read(lambda connection: account_names(connection, ids))
+        async def read_latest() -> tuple[RequestPage, Mapping[int, str]]:
+            found = await services.requests.lookup.list(
+                RequestFilter(None), limit=LATEST, cursor=None
+            )
+            ids = {one.account_id for one in found.items}
+            read = services.database.read
+            return found, await read(lambda connection: account_names(connection, ids))
+
+        # At the same time, because the servers compute beside the console.
+        report = services.database.report
+        money, condition, (latest, names), connected, gateways, _ = await asyncio.gather(
+            report(read_money, account_id=None),
+            report(read_condition, account_id=None),
+            read_latest(),
+            asked(list_workers(services.queue_server)),
+            asked(services.gateways.list()),
+            services.traffic.refresh(only_new=True),
+        )
         failed_logins = await services.attempts.failures.read()
         reports = await services.attempts.reports.read()
-        connected = await asked(list_workers(services.queue_server))
-        gateways = await asked(services.gateways.list())
         state = await present(
-            services, today=sum_total(found.by_account), holds=found.holds, proof=found.proof
+            services, today=sum_total(money.by_account), holds=money.holds, proof=money.proof
         )
         return await page(
             request,
@@ -155,26 +178,26 @@ class HomePages(Controller):
             live=1,
             texts=overview_texts(state),
             curves=hour_curves(services.traffic.minutes(now), services.traffic.first_outputs(now)),
-            proof=found.proof,
+            proof=money.proof,
             booked_today=bookings_url(since),
             holding=open_requests_url(),
-            accounts=sum_rows(found.by_account)[:TOP],
-            models=sum_rows(found.by_model)[:TOP],
+            accounts=sum_rows(money.by_account)[:TOP],
+            models=sum_rows(money.by_model)[:TOP],
             changes={
-                name: changes_of(sum_rows(rows), sum_rows(regroup(found.before, name)), name)
-                for name, rows in (("account", found.by_account), ("model", found.by_model))
+                name: changes_of(sum_rows(rows), sum_rows(regroup(money.before, name)), name)
+                for name, rows in (("account", money.by_account), ("model", money.by_model))
             },
-            first_us=found.first_us,
-            to_close=found.to_close,
-            failing_webhooks=found.failing_webhooks,
-            loaded=found.loaded,
+            first_us=condition.first_us,
+            to_close=condition.to_close,
+            failing_webhooks=condition.failing_webhooks,
+            loaded=condition.loaded,
             load_text=load_text,
             base_url=str(request.base_url).rstrip("/"),
             example=example_model(services.live.entries()),
             memory_parts=memory_parts,
             waits={model: load.seconds(load.cost) for model, load in state.loads.items()},
-            failures=found.failures,
-            failed=sum(group.requests for group in found.failures.groups),
+            failures=condition.failures,
+            failed=sum(group.requests for group in condition.failures.groups),
             failed_logins=failed_logins,
             reports=reports,
             tail=latest_tail(latest.items, zone=visitor.zone),
