@@ -5,6 +5,8 @@ VENV ?= .venv
 SOAK ?= 1800
 DATABASE ?= postgresql
 BIN := $(VENV)/bin
+# Each of the processes that tests start would compile the sources anew without bytecode.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: help up test test-long test-gpu check format soak soak-ledger mutations bench bench-llm bench-diffusion bench-audio bench-mixed docs console-pictures clean
@@ -16,13 +18,13 @@ up: $(VENV)/installed ## install, then run gateway, worker and queue in the fore
 	@exec $(BIN)/tollgate up
 
 test: $(VENV)/installed-test ## run all tests
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(PYTEST) -n auto --dist worksteal
 
 test-long: $(VENV)/installed-test ## run the tests that take long and seldom find anything new
-	$(BIN)/python -m pytest -n auto --dist worksteal -m long
+	$(PYTEST) -n auto --dist worksteal -m long
 
 test-gpu: $(VENV)/installed-test ## run the tests that need a CUDA device
-	$(BIN)/python -m pytest -m gpu tests/workers/gpu
+	$(PYTEST) -m gpu tests/workers/gpu
 
 check: $(VENV)/installed-test ## format, lint, types, import rules
 	$(BIN)/ruff format --check .
@@ -38,7 +40,7 @@ soak: $(VENV)/installed-test ## break everything under live traffic for SOAK sec
 	$(BIN)/python -m tests.soak --seconds $(SOAK) --database $(DATABASE)
 
 soak-ledger: $(VENV)/installed-test ## try the ledger against its model for SOAK seconds, with new choices
-	TOLLGATE_SOAK=$(SOAK) $(BIN)/python -m pytest -n 2 tests/ledger/test_model.py
+	TOLLGATE_SOAK=$(SOAK) $(PYTEST) -n 2 tests/ledger/test_model.py
 
 mutations: $(VENV)/installed-test ## put mistakes into the money path; tests must notice each
 	$(BIN)/python -m tests.mutations
@@ -63,7 +65,7 @@ docs: $(VENV)/installed-test ## write the generated parts of the documentation
 	$(BIN)/python -m docs.generate
 
 console-pictures: $(VENV)/installed-test ## renew the console's pictures: of its tests, then of docs/img from a running demo
-	TOLLGATE_TEST_PICTURES=renew $(BIN)/python -m pytest tests/console/browser/test_looks.py
+	TOLLGATE_TEST_PICTURES=renew $(PYTEST) tests/console/browser/test_looks.py
 	$(BIN)/python -m docs.console_pictures
 
 clean: ## remove the virtual environment and caches; state in .tollgate/ stays

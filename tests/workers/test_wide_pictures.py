@@ -19,8 +19,16 @@ COUNT = 12
 
 @pytest.mark.parametrize(
     "make",
-    [captions.describe, counted, inside, negated, add_beside],
-    ids=lambda make: make.__name__,
+    [
+        pytest.param(make, marks=marks, id=make.__name__)
+        for make, marks in (
+            (captions.describe, ()),
+            (counted, pytest.mark.long),
+            (inside, pytest.mark.long),
+            (negated, pytest.mark.long),
+            (add_beside, ()),
+        )
+    ],
 )
 def test_judge_finds_true_renders_right_and_no_other(make: Callable[..., captions.Sample]) -> None:
     r = random.Random(7)

@@ -61,8 +61,15 @@ def test_pages_break_no_rule(
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        ("light", 1280),
+        ("dark", 390),
+        pytest.param("light", 390, marks=pytest.mark.long),
+        pytest.param("dark", 1280, marks=pytest.mark.long),
+    ],
+)
 def test_open_menus_and_dialogs_break_no_rule(
     scheme: str, width: int, site: Site, enter: Enter
 ) -> None:

@@ -258,7 +258,13 @@ def recorder(site: Site) -> Iterator[Recorder]:
         thread.join()
 
 
-@pytest.mark.parametrize("name", CASES)
+TWINS = ("restyle", "blend", "vary", "enlarge", "video of a picture", "speech")
+"""Cases whose forms and answers are like those of another one."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name in TWINS else ()) for name in CASES]
+)
 def test_task_from_its_form_to_its_receipt_and_again(
     name: str, enter: Enter, api: httpx.Client, secret: str, files: Path, recorder: Recorder
 ) -> None:
