@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from gateway.api.front import CONSOLE, is_console
 from gateway.api.http.bodies import error_response
-from gateway.api.http.request import ApiRequest
+from gateway.api.http.request import ApiRequest, Services
 from gateway.audit_log import CALL_PREFIX
 from gateway.console import assets
 from gateway.console.addresses import find_address
@@ -97,6 +97,7 @@ from gateway.settings import Settings
 from gateway.sql.database import DatabaseTimeout
 from gateway.sql.lanes import ran_too_long
 from gateway.sql.outages import SQL_OUTAGE, outage_name
+from gateway.sql.partitions import meet_partitions
 
 log = logging.getLogger(__name__)
 
@@ -190,10 +191,13 @@ def console_router(settings: Settings) -> Router:
 
 
 async def prepare_pages(app: Litestar) -> None:
-    """Make what first visits would wait for: compiled templates, and the API's reference."""
+    """Make what first visits would wait for: compiled templates, the API's reference, and
+    connections that know the database."""
+    services: Services = app.state.services
     try:
         await asyncio.to_thread(compile_templates)
         await installation.read_reference(app)
+        await services.database.prepare_pages(meet_partitions)
     except Exception:  # a boundary: the page that needs it says more
         log.exception("pages could not be prepared")
 

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import functools
 import math
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -216,6 +217,16 @@ class Database:
     async def read(self, function: Callable[[Connection], T]) -> T:
         """Run a read-only function in one transaction, on one snapshot."""
         return await self._reader("read").read(function)
+
+    async def prepare_pages(self, function: Callable[[Connection], object]) -> None:
+        """Run a read-only function on all connections of pages."""
+        threads, all_open = self._lanes[PAGE.name], threading.Barrier(PAGE.threads)
+
+        def run(connection: Connection) -> None:
+            all_open.wait(PAGE.patience_s)  # else one could be used twice
+            function(connection)
+
+        await asyncio.gather(*(threads.read(run) for _ in range(PAGE.threads)))
 
     async def report(self, function: Callable[[Connection], T], *, account_id: int | None) -> T:
         """Read a list or a report for an account; None is not limited.

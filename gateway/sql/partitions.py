@@ -75,6 +75,14 @@ def is_partitioned(connection: Connection) -> bool:
     return connection.dialect.name == "postgresql"
 
 
+def meet_partitions(connection: Connection) -> None:
+    """Let a new connection to PostgreSQL read the catalog of all partitions. Otherwise it does so
+    in its first statements on them, which then take 5 to 15 ms each."""
+    if is_partitioned(connection):
+        for table in PARTITIONED:
+            connection.execute(text(f"SELECT * FROM {table} LIMIT 0"))
+
+
 def list_partitions(connection: Connection, month: str | None = None) -> list[Partition]:
     """List the monthly partitions of all tables, or those of one month, detached ones included."""
     if not is_partitioned(connection):

@@ -38,6 +38,7 @@ from gateway.ledger.transfers import add_credit
 from gateway.requests.lookup import RequestFilter, read_page
 from gateway.scheduled import partition_tasks
 from gateway.sql.database import Database
+from gateway.sql.lanes import PAGE
 from gateway.sql.partitions import (
     PARTITIONED,
     attach_month,
@@ -49,6 +50,7 @@ from gateway.sql.partitions import (
     drop_month,
     is_described,
     list_partitions,
+    meet_partitions,
     missing_months,
     rows_in_default,
 )
@@ -495,3 +497,21 @@ def test_reports_find_receipts_of_any_id(books: Books) -> None:
     assert whole.requests == len(settled)
     assert billed == whole.cost_nanos > 0
     assert sorted(exported) == sorted(settled)
+
+
+async def test_all_connections_of_pages_know_the_partitions_before_the_first_visit(
+    database_url: str,
+) -> None:
+    database = Database(database_url)
+    met: list[int] = []
+
+    def meet(connection: Connection) -> None:
+        meet_partitions(connection)
+        met.append(id(connection.connection.dbapi_connection))
+
+    try:
+        await database.prepare_pages(meet)
+    finally:
+        await database.close()
+
+    assert len(met) == len(set(met)) == PAGE.threads
