@@ -12,6 +12,7 @@ The processor time of the gateway is that of one visit, so it also tells on a bu
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import statistics
@@ -84,8 +85,9 @@ class Visits:
     bytes: int
 
     def at(self, share: float) -> float:
+        """Return a percentile, by the nearest rank."""
         ordered = sorted(self.times_ms)
-        return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
+        return ordered[math.ceil(share * len(ordered)) - 1]
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from litestar.response import Redirect
 from litestar.response.base import ASGIResponse
 from litestar.types import ExceptionHandlersMap, Receive, Scope, Send
 from redis.exceptions import RedisError
+from sqlalchemy import Connection
 
 from gateway.api.front import CONSOLE, is_console
 from gateway.api.http.bodies import error_response
@@ -197,9 +198,14 @@ async def prepare_pages(app: Litestar) -> None:
     try:
         await asyncio.to_thread(compile_templates)
         await installation.read_reference(app)
-        await services.database.prepare_pages(meet_partitions)
+        await services.database.prepare_pages(_read)
     except Exception:  # a boundary: the page that needs it says more
         log.exception("pages could not be prepared")
+
+
+def _read(connection: Connection) -> None:
+    meet_partitions(connection)
+    home.read_overview(connection)
 
 
 @get("/{rest:path}", opt={"open": True})

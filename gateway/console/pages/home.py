@@ -61,7 +61,7 @@ from gateway.operations.keys import KeyView
 from gateway.operations.running.gateways import gateway_view
 from gateway.operations.running.upstreams import list_upstreams
 from gateway.operations.running.workers import list_workers
-from gateway.requests.lookup import RequestFilter, RequestPage
+from gateway.requests.lookup import RequestFilter, RequestPage, read_page
 from gateway.webhooks.deliveries import count_failing
 
 TOP: Final = 5
@@ -112,6 +112,38 @@ class AccountToday:
     """Prices that begin soon, of models that were used within the week."""
 
 
+def read_overview(connection: Connection) -> None:
+    """Read what the first visit will read, so that its statements are known by then."""
+    now = datetime.now(UTC)
+    _read_money(connection, "UTC", now)
+    _read_condition(connection, now)
+    read_page(connection, RequestFilter(None), limit=LATEST, cursor=None, oldest_first=False)
+
+
+def _read_money(connection: Connection, name: str, now: datetime) -> Money:
+    zone, since = ZoneInfo(name), Clock(name, now).midnight
+    today = usage(connection, Span(since, now, zone), ["account", "model"], Filters())
+    whole = Span(since, midnight(since.astimezone(zone).date() + DAY, zone), zone)
+    before = earlier_span(whole, "weekdays", now=now).span
+    return Money(
+        holds=open_holds(connection),
+        proof=last_reconciliation(connection),
+        by_account=regroup(today, "account"),
+        by_model=regroup(today, "model"),
+        before=usage(connection, before, ["account", "model"], Filters()),
+    )
+
+
+def _read_condition(connection: Connection, now: datetime) -> Condition:
+    return Condition(
+        failures=count_failures(connection, account_id=None, starts_at=now - DAY, ends_at=now),
+        first_us=first_output_p95(connection, now - HOUR),
+        to_close=months_to_close(connection, now),
+        failing_webhooks=count_failing(connection, now - DAY),
+        loaded=last_load(connection),
+    )
+
+
 class HomePages(Controller):
     path = "/"
 
@@ -121,31 +153,6 @@ class HomePages(Controller):
             return see_other("/console/home")
         services, now = request.services, datetime.now(UTC)
         since = Clock(visitor.zone, now).midnight
-
-        def read_money(connection: Connection) -> Money:
-            zone = ZoneInfo(visitor.zone)
-            span = Span(since, now, zone)
-            today = usage(connection, span, ["account", "model"], Filters())
-            whole = Span(since, midnight(since.astimezone(zone).date() + DAY, zone), zone)
-            before = earlier_span(whole, "weekdays", now=now).span
-            return Money(
-                holds=open_holds(connection),
-                proof=last_reconciliation(connection),
-                by_account=regroup(today, "account"),
-                by_model=regroup(today, "model"),
-                before=usage(connection, before, ["account", "model"], Filters()),
-            )
-
-        def read_condition(connection: Connection) -> Condition:
-            return Condition(
-                failures=count_failures(
-                    connection, account_id=None, starts_at=now - DAY, ends_at=now
-                ),
-                first_us=first_output_p95(connection, now - HOUR),
-                to_close=months_to_close(connection, now),
-                failing_webhooks=count_failing(connection, now - DAY),
-                loaded=last_load(connection),
-            )
 
         async def read_latest() -> tuple[RequestPage, Mapping[int, str]]:
             found = await services.requests.lookup.list(
@@ -158,8 +165,8 @@ class HomePages(Controller):
         # At the same time, because the servers compute beside the console.
         report = services.database.report
         money, condition, (latest, names), connected, gateways, _ = await asyncio.gather(
-            report(read_money, account_id=None),
-            report(read_condition, account_id=None),
+            report(lambda each: _read_money(each, visitor.zone, now), account_id=None),
+            report(lambda each: _read_condition(each, now), account_id=None),
             read_latest(),
             asked(list_workers(services.queue_server)),
             asked(services.gateways.list()),
