@@ -81,7 +81,7 @@ def loss_of(model: Any, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Te
     """Compute the loss; logits are computed for the targets that count only."""
     counted = targets != _IGNORED
     with torch.autocast("cpu", torch.bfloat16):
-        states = model.model(inputs).last_hidden_state
+        states = model.model(inputs, use_cache=False).last_hidden_state
         logits = model.lm_head(states[counted])
     return F.cross_entropy(logits.float(), targets[counted])
 
