@@ -80,14 +80,20 @@ async def _events(
     viewer = updates.join(subjects)
     began = checked = written = time.monotonic()
     turn_s = random.uniform(0, SPREAD_S)
+    check: asyncio.Task[bool] | None = None
     try:
         yield RETRY + event_data({"topics": list(subjects), "refused": refused}, name="begin")
         while not viewer.ended and (now := time.monotonic()) < began + LENGTH_S:
-            if now >= checked + CHECK_S:
-                if not await _may_go_on(request.app.state.session_checks, request, subjects):
+            # Beside the messages, because it waits for the checks of other streams.
+            if check is None and now >= checked + CHECK_S:
+                checks: Checks = request.app.state.session_checks
+                check = asyncio.create_task(_may_go_on(checks, request, subjects))
+                check.add_done_callback(lambda _: viewer.wake())
+            elif check is not None and check.done():
+                if not check.result():
                     yield event_data({}, name="end")
                     return
-                checked = now
+                checked, check = now, None
             if messages := viewer.take():
                 yield b"".join(event_data({"topic": name, **body}) for name, body in messages)
                 written = time.monotonic()
@@ -95,10 +101,14 @@ async def _events(
             elif now >= written + KEEP_ALIVE_S:
                 yield KEEP_ALIVE
                 written = now
-            due = min(checked + CHECK_S, written + KEEP_ALIVE_S, began + LENGTH_S)
+            due = min(written + KEEP_ALIVE_S, began + LENGTH_S)
+            if check is None:
+                due = min(due, checked + CHECK_S)
             await viewer.wait(max(due - time.monotonic(), 0))
             await asyncio.sleep(turn_s)
     finally:
+        if check is not None:
+            check.cancel()
         updates.leave(viewer)
 
 
