@@ -113,7 +113,7 @@ def test_migration_waits_for_a_report_and_is_continued_after_a_kill(postgresql_u
         )
     second = started(postgresql_url)
 
-    assert second.wait(60) == 0
+    assert second.wait(180) == 0
     assert schema_is_current(database.engine)
     assert is_as_described(database)
     with database.transaction() as connection:
@@ -127,7 +127,7 @@ def test_two_processes_migrate_one_after_the_other(database_url: str) -> None:
 
     both = [started(database_url) for _ in range(2)]
 
-    assert [each.wait(60) for each in both] == [0, 0]
+    assert [each.wait(180) for each in both] == [0, 0]
     assert schema_is_current(database.engine)
     assert is_as_described(database)
     database.dispose()
@@ -138,7 +138,7 @@ def test_new_database_is_migrated_by_two_processes(databases: Databases) -> None
 
     both = [started(url) for _ in range(2)]
 
-    assert [each.wait(60) for each in both] == [0, 0]
+    assert [each.wait(180) for each in both] == [0, 0]
 
 
 def test_author_of_a_migration_sees_the_schema_before_and_after_all_versions(

@@ -74,7 +74,7 @@ SOON: Final = timedelta(days=14)
 
 
 @dataclass(frozen=True, slots=True)
-class Money:
+class Earnings:
     """What the overview reads of money from SQL, on one snapshot."""
 
     holds: OpenHolds
@@ -120,12 +120,12 @@ def read_overview(connection: Connection) -> None:
     read_page(connection, RequestFilter(None), limit=LATEST, cursor=None, oldest_first=False)
 
 
-def _read_money(connection: Connection, name: str, now: datetime) -> Money:
+def _read_money(connection: Connection, name: str, now: datetime) -> Earnings:
     zone, since = ZoneInfo(name), Clock(name, now).midnight
     today = usage(connection, Span(since, now, zone), ["account", "model"], Filters())
     whole = Span(since, midnight(since.astimezone(zone).date() + DAY, zone), zone)
     before = earlier_span(whole, "weekdays", now=now).span
-    return Money(
+    return Earnings(
         holds=open_holds(connection),
         proof=last_reconciliation(connection),
         by_account=regroup(today, "account"),

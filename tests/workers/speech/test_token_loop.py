@@ -81,7 +81,8 @@ def test_steps_are_shared(checkpoint: Checkpoint, name: str) -> None:
         driver.finish()
 
     assert max(together) == 6
-    assert len(together) < steps_alone + 8
+    # A busy machine begins some of them later; one by one, they would take six times as many.
+    assert len(together) < 2 * steps_alone
 
 
 @pytest.mark.parametrize("name", FAMILIES)
