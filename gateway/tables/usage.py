@@ -6,7 +6,7 @@ last sealed hour, so that a report reads few receipts; an hour is built from the
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import BigInteger, Column, ForeignKey, Index, String, Table
 
@@ -19,6 +19,20 @@ BOOKED_SUMS: Final = ("requests", "charge_nanos", "refund_nanos", *QUANTITIES)
 USAGE_SUMS: Final = (*BOOKED_SUMS, "expense_nanos", "expensed")
 """All sums. The last two are the cost to the operator, and of how many requests it is known."""
 
+
+def _cell(span: str, *further: str) -> list[Column[Any]]:
+    """Return the primary key of sums: account, start of the span, further numbers, model, task and
+    outcome."""
+    return [
+        Column("account_id", RowId, primary_key=True, autoincrement=False),
+        Column(span, UtcDateTime, primary_key=True),
+        *(Column(name, RowId, primary_key=True, autoincrement=False) for name in further),
+        Column("model", String(200), primary_key=True),
+        Column("task", String(40), primary_key=True),
+        Column("outcome", String(16), primary_key=True),
+    ]
+
+
 usage_minutes = Table(
     "usage_minutes",
     metadata,
@@ -29,12 +43,7 @@ usage_minutes = Table(
 usage_minutely = Table(
     "usage_minutely",
     metadata,
-    Column("account_id", RowId, primary_key=True, autoincrement=False),
-    Column("minute", UtcDateTime, primary_key=True),
-    Column("key_id", RowId, primary_key=True, autoincrement=False),
-    Column("model", String(200), primary_key=True),
-    Column("task", String(40), primary_key=True),
-    Column("outcome", String(16), primary_key=True),
+    *_cell("minute", "key_id"),
     *(Column(name, BigInteger, nullable=False) for name in USAGE_SUMS),
     Index(None, "minute"),
 )
@@ -54,12 +63,7 @@ usage_hours = Table(
 usage_hourly = Table(
     "usage_hourly",
     metadata,
-    Column("account_id", RowId, primary_key=True, autoincrement=False),
-    Column("hour", UtcDateTime, primary_key=True),
-    Column("key_id", RowId, primary_key=True, autoincrement=False),
-    Column("model", String(200), primary_key=True),
-    Column("task", String(40), primary_key=True),
-    Column("outcome", String(16), primary_key=True),
+    *_cell("hour", "key_id"),
     *(Column(name, BigInteger, nullable=False) for name in BOOKED_SUMS),
     Column("expense_nanos", BigInteger, nullable=False, server_default="0"),
     Column("expensed", BigInteger, nullable=False, server_default="0"),
@@ -80,11 +84,7 @@ usage_daily = Table(
     "usage_daily",
     metadata,
     # 0: of all accounts together.
-    Column("account_id", RowId, primary_key=True, autoincrement=False),
-    Column("day", UtcDateTime, primary_key=True),
-    Column("model", String(200), primary_key=True),
-    Column("task", String(40), primary_key=True),
-    Column("outcome", String(16), primary_key=True),
+    *_cell("day"),
     *(Column(name, BigInteger, nullable=False) for name in USAGE_SUMS),
     Index(None, "day", "model"),
 )

@@ -30,15 +30,14 @@ ADVANCE: Final = timedelta(seconds=60)
 RECOUNT: Final = timedelta(minutes=10)
 
 
-async def present(
+def present(
     services: Services,
     *,
     today: SumRow,
     holds: OpenHolds,
     proof: Reconciliation | None,
 ) -> Present:
-    """Complete what was read from SQL by what the gateway knows."""
-    await services.traffic.refresh(only_new=True)
+    """Complete what was read from SQL by what the gateway knows, with traffic as last read."""
     now, health = datetime.now(UTC), services.requests.health
     entries = services.live.entries()
     return Present(
@@ -75,9 +74,8 @@ class _Figures:
 
     async def read(self) -> Message:
         found = await self._services.database.report(self._standing, account_id=None)
-        state = await present(
-            self._services, today=found.today, holds=found.holds, proof=found.proof
-        )
+        await self._services.traffic.refresh(only_new=True)
+        state = present(self._services, today=found.today, holds=found.holds, proof=found.proof)
         return {"texts": overview_texts(state)}
 
     def _standing(self, connection: Connection) -> _Standing:

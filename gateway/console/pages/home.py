@@ -174,7 +174,7 @@ class HomePages(Controller):
         )
         failed_logins = await services.attempts.failures.read()
         reports = await services.attempts.reports.read()
-        state = await present(
+        state = present(
             services, today=sum_total(money.by_account), holds=money.holds, proof=money.proof
         )
         return await page(
