@@ -50,7 +50,7 @@ async def listening(url: str, namespace: str, home: Path) -> AsyncIterator[Gatew
 
 @pytest.fixture
 def whole_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let calls of embedding, reranking and upscaling end in the step in which they begin."""
+    """Let calls that are interrupted between layers end in the step in which they begin."""
     monkeypatch.setattr("workers.engines.interrupting.SLICE_S", 60.0)
 
 

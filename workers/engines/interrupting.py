@@ -13,7 +13,7 @@ autocast or inference mode.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import torch
@@ -97,15 +97,16 @@ class SlicedCall(Generic[RowsT, ResultT]):
         self._computation.abandon()
 
 
-def add_hooks(module: torch.nn.Module) -> None:
-    """Let a network's layers report progress (``pulse``) and be interrupted.
+def add_hooks(module: torch.nn.Module, *, also: Sequence[torch.nn.Module] = ()) -> None:
+    """Let a network's layers, and ``also`` parts of it, report progress (``pulse``) and be
+    interrupted.
 
     On CUDA, where layers are only enqueued, they wait until the device is at most a few behind. So
     time is that of the device, and no pause has a long queue before it.
     """
     on_cuda = any(weight.is_cuda for weight in module.parameters())
     hook = _pause_on_cuda if on_cuda else _pause
-    for layer in dict.fromkeys(_layers(module, convolutions=not on_cuda)):
+    for layer in dict.fromkeys([*_layers(module, convolutions=not on_cuda), *also]):
         layer.register_forward_pre_hook(hook)
 
 

@@ -183,7 +183,7 @@ def test_requests_do_not_depend_on_each_other_and_start_while_others_run(timed: 
     assert driver.engine._model.network.rows == 0
 
 
-def test_a_step_decodes_a_token_of_every_window(plain: Path) -> None:
+def test_a_step_decodes_a_token_of_every_window(plain: Path, whole_calls: None) -> None:
     together = _driver(plain, encode_rows=4)
     for name in "abcd":
         together.take(_job(name), [SHORT])
@@ -193,6 +193,65 @@ def test_a_step_decodes_a_token_of_every_window(plain: Path) -> None:
     _run(alone, "a")
 
     assert together.steps == alone.steps
+
+
+def test_windows_are_decoded_while_others_are_encoded_layer_by_layer(
+    timed: Path, single_layers: None
+) -> None:
+    alone = {name: _transcribe(timed, data) for name, data in (("a", LONG), ("b", WHOLE))}
+    driver = _driver(timed)
+    driver.take(_job("a"), [LONG])
+    while not driver.engine._rows:
+        driver.step()
+    (request,) = driver.engine._rows
+    window = request.window
+    assert window is not None
+    driver.take(_job("b"), [WHOLE])
+
+    decoded = []
+    while len(driver.engine._rows) == 1:
+        decoded.append(len(window.tokens))
+        driver.step()
+    _run(driver, "a", "b")
+
+    # One pause before each layer of both parts, and the tokens go on meanwhile.
+    assert decoded == list(range(decoded[0], decoded[0] + len(decoded)))
+    assert len(decoded) > 2
+    for name, (text, transcript) in alone.items():
+        found = _result(driver, name)
+        assert found[0] == text
+        assert [one.tokens for one in found[1].segments] == [
+            one.tokens for one in transcript.segments
+        ]
+
+
+def test_encoding_ends_with_the_last_request_that_waits_for_it(
+    timed: Path, single_layers: None
+) -> None:
+    driver = _driver(timed)
+    for name in "ab":
+        driver.take(_job(name), [SHORT])
+    driver.step()
+    engine = driver.engine
+    assert engine._encoding is not None
+
+    engine.cancel(RequestId("a"), "client")
+    driver.step()
+    assert isinstance(driver.outcomes["a"], Cancelled)
+    assert engine._encoding is not None
+    while engine._encoding is not None:
+        driver.step()
+    assert engine._model.network.rows == len(engine._rows) == 1
+    _run(driver, "b")
+    assert isinstance(driver.outcomes["b"], Completed)
+
+    driver.take(_job("c"), [SHORT])
+    driver.step()
+    engine.cancel(RequestId("c"), "client")
+    driver.step()
+    assert isinstance(driver.outcomes["c"], Cancelled)
+    assert engine._encoding is None
+    assert engine._model.network.rows == 0
 
 
 def test_token_times_equal_those_of_the_library(timed: Path) -> None:
@@ -213,7 +272,8 @@ def test_token_times_equal_those_of_the_library(timed: Path) -> None:
     audio = read_audio(WHOLE, rate=RATE, seconds_max=9)
 
     with torch.inference_mode():
-        (row,) = transcriber.network.encode([transcriber.features(audio)[0]])
+        encoded = transcriber.network.encode([transcriber.features(audio)[0]])
+        row = transcriber.network.add_row(encoded, 0)
         prefix = transcriber.special.prefix("de", "transcribe", timestamps=True)
         tokens = whole[len(prefix) if whole[0] == prefix[0] else 0 :]
         # The library does not run the last token, which is the end or one too many.

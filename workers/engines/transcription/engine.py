@@ -1,10 +1,12 @@
-"""The engine of ``speech-to-text``: a step encodes new windows, and decodes one token of each.
+"""The engine of ``speech-to-text``: a step encodes new windows for a slice of time, and decodes one
+token of each that is encoded.
 
 A window depends on nothing but its own recording, so a text does not depend on other requests.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -12,11 +14,13 @@ import torch
 from workers.contract.jobs import Cancelled, Event, Job, Outcome, RequestId, Tokens
 from workers.contract.media import TranscriptionInput
 from workers.contract.models import ModelSpec
+from workers.engines.interrupting import SlicedCall
 from workers.engines.memory import memory_of
 from workers.engines.threads import use_threads
 from workers.engines.torch_engine import InputError, TorchEngine, read_input, reading
 from workers.engines.transcription.checkpoint import CheckpointLayout, Transcriber
 from workers.engines.transcription.constraints import constrain
+from workers.engines.transcription.network import Encoded
 from workers.engines.transcription.options import Options, read_options
 from workers.engines.transcription.request import TranscriptionRequest
 from workers.media.recordings import read_audio
@@ -34,6 +38,7 @@ class TranscriptionEngine(TorchEngine[Options, Transcriber, TranscriptionRequest
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec, read_options(spec))
         self._rows: list[TranscriptionRequest] = []
+        self._encoding: SlicedCall[Sequence[TranscriptionRequest], Encoded] | None = None
 
     @property
     def memory(self) -> Memory:
@@ -50,7 +55,7 @@ class TranscriptionEngine(TorchEngine[Options, Transcriber, TranscriptionRequest
         self._choose_threads(network.model)
         with torch.inference_mode():
             bands = int(network.model.config.num_mel_bins)
-            (row,) = network.encode([torch.zeros(bands, network.frames)])
+            row = network.add_row(network.encode([torch.zeros(bands, network.frames)]), 0)
             network.prefill(row, [transcriber.special.start])
             network.free(row)
         return transcriber
@@ -62,11 +67,14 @@ class TranscriptionEngine(TorchEngine[Options, Transcriber, TranscriptionRequest
     def step(self, clock: PhaseClock) -> StepReport:
         use_threads(self._threads)
         weights: dict[RequestId, float] = {}
-        with torch.inference_mode(), clock.phase("forward"):
+        with clock.phase("forward"):
             self._drop_cancelled()
-            self._begin_windows(weights)
-            self._advance(weights)
-            self._model.network.wait()
+            requests, encoded = self._encode_windows(weights)
+            with torch.inference_mode():
+                if encoded is not None:
+                    self._begin_windows(requests, encoded, weights)
+                self._advance(weights)
+                self._model.network.wait()
         with clock.phase("postprocess"):
             events: list[tuple[RequestId, Event]] = []
             outcomes: list[tuple[RequestId, Outcome]] = []
@@ -83,6 +91,7 @@ class TranscriptionEngine(TorchEngine[Options, Transcriber, TranscriptionRequest
 
     def release(self, request_id: RequestId) -> None:
         self._drop_row(self._running.pop(request_id))
+        self._abandon_encoding()
 
     # --- Input ------------------------------------------------------------------------------------
 
@@ -149,30 +158,65 @@ class TranscriptionEngine(TorchEngine[Options, Transcriber, TranscriptionRequest
     def _drop_cancelled(self) -> None:
         for request in [one for one in self._rows if one.cancelled is not None]:
             self._drop_row(request)
+        self._abandon_encoding()
 
-    def _begin_windows(self, weights: dict[RequestId, float]) -> None:
-        """Encode the next windows of a few requests, and run their first tokens."""
-        waiting = [
-            request
-            for request in self._running.values()
-            if request.window is None and request.cancelled is None and not request.done
-        ][: self._options.encode_rows]
-        if not waiting:
-            return
-        network = self._model.network
-        rows = network.encode([self._model.window(one.features, one.seek) for one in waiting])
-        for request, row in zip(waiting, rows, strict=True):
-            request.begin(row)
-            self._rows.append(request)
-            weights[request.request_id] = float(network.frames)
+    def _abandon_encoding(self) -> None:
+        """Abandon windows that no request waits for."""
+        if self._encoding is not None and not any(map(self._is_active, self._encoding.rows)):
+            self._encoding.abandon()
+            self._encoding = None
+
+    def _is_active(self, request: TranscriptionRequest) -> bool:
+        return request.cancelled is None and request.request_id in self._running
+
+    def _encode_windows(
+        self, weights: dict[RequestId, float]
+    ) -> tuple[Sequence[TranscriptionRequest], Encoded | None]:
+        """Encode the next windows of a few requests for a slice of time. Return the requests, and
+        the windows if they are encoded."""
+        call, self._encoding = self._encoding, None
+        if call is None:
+            waiting = [
+                request
+                for request in self._running.values()
+                if request.window is None and request.cancelled is None and not request.done
+            ][: self._options.windows]
+            if not waiting:
+                return (), None
+            windows = [self._model.window(one.features, one.seek) for one in waiting]
+            call = SlicedCall(waiting, lambda: self._model.network.encode(windows))
+        spent_s = call.spent_s
+        encoded = call.run_slice()
+        for request in call.rows:
+            weights[request.request_id] = (call.spent_s - spent_s) / len(call.rows)
+        if encoded is None:
+            self._encoding = call
+        return call.rows, encoded
+
+    def _begin_windows(
+        self,
+        requests: Sequence[TranscriptionRequest],
+        encoded: Encoded,
+        weights: dict[RequestId, float],
+    ) -> None:
+        """Give encoded windows their rows, and run their first tokens."""
+        started_s = time.monotonic()
+        active = []
+        for window, request in enumerate(requests):
+            if self._is_active(request):
+                request.begin(self._model.network.add_row(encoded, window))
+                self._rows.append(request)
+                active.append(request)
         try:
-            for request in waiting:
+            for request in active:
                 self._run_prefix(request)
         except BaseException:
-            for request in waiting:
+            for request in active:
                 if request.window is not None and not request.window.tokens:
                     self._drop_row(request)
             raise
+        for request in active:
+            weights[request.request_id] += (time.monotonic() - started_s) / len(active)
 
     def _run_prefix(self, request: TranscriptionRequest) -> None:
         """Run the first tokens of a new window, after detecting the language if it is unknown."""
@@ -194,17 +238,20 @@ class TranscriptionEngine(TorchEngine[Options, Transcriber, TranscriptionRequest
         """Decode one token of every window."""
         if not self._rows:
             return
+        started_s = time.monotonic()
         tokens, places = [], []
         for request in self._rows:
             window = request.window
             assert window is not None
             tokens.append(window.tokens[-1])
             places.append(len(window.prefix) + len(window.tokens) - 1)
-            id = request.request_id
-            weights[id] = weights.get(id, 0.0) + 1.0
         scores = self._model.network.advance(tokens, places)
-        for request, own in zip(list(self._rows), scores, strict=True):
+        rows = list(self._rows)
+        for request, own in zip(rows, scores, strict=True):
             self._take(request, own)
+        for request in rows:
+            id, share_s = request.request_id, (time.monotonic() - started_s) / len(rows)
+            weights[id] = weights.get(id, 0.0) + share_s
 
     def _take(self, request: TranscriptionRequest, scores: torch.Tensor) -> None:
         """Choose a window's next token; end the window if it is its last."""

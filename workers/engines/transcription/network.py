@@ -8,10 +8,16 @@ gathering them. Numerically the decoder is the library's; only its caches differ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
+from torch.nn import Linear
+
+from workers.engines.interrupting import add_hooks
+
+Encoded: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]
+"""Keys and values of encoded windows for each layer's cross-attention, the windows first."""
 
 
 class WhisperNetwork:
@@ -32,6 +38,7 @@ class WhisperNetwork:
         shape = (len(self._decoder.layers), slots, self._heads)
         made = {"dtype": weight.dtype, "device": weight.device}
         self.device = weight.device
+        add_hooks(model, also=self._pauses())
         sizes = (self.positions, int(config.max_source_positions))
         self._own, self._cross = (
             [torch.zeros(*shape, size, self._head_size, **made) for _ in range(2)] for size in sizes
@@ -42,21 +49,32 @@ class WhisperNetwork:
     def cache_bytes(self) -> int:
         return sum(cache.numel() * cache.element_size() for cache in (*self._own, *self._cross))
 
-    def encode(self, windows: Sequence[torch.Tensor]) -> list[int]:
-        """Encode features ``(mel, frames)`` into new rows, and return these."""
+    def encode(self, windows: Sequence[torch.Tensor]) -> Encoded:
+        """Encode features ``(mel, frames)``. May be interrupted between the layers."""
         features = torch.stack(list(windows)).to(self.device, self.model.proj_out.weight.dtype)
         hidden = self.model.model.encoder(features).last_hidden_state
-        rows = list(range(self.rows, self.rows + len(windows)))
-        for index, layer in enumerate(self._decoder.layers):
-            attention = layer.encoder_attn
-            keys, values = (
-                self._split(attention.k_proj(hidden)),
-                self._split(attention.v_proj(hidden)),
-            )
-            self._cross[0][index, rows[0] : rows[-1] + 1] = keys
-            self._cross[1][index, rows[0] : rows[-1] + 1] = values
-        self.rows += len(windows)
-        return rows
+        crossing = [layer.encoder_attn for layer in self._decoder.layers]
+        return [
+            (self._split(one.k_proj(hidden)), self._split(one.v_proj(hidden))) for one in crossing
+        ]
+
+    def _pauses(self) -> list[torch.nn.Module]:
+        """Return where encoding can be interrupted beside the beginnings of layers. On a CPU, a
+        layer takes too long for a whole window."""
+        projections = [layer.encoder_attn.k_proj for layer in self._decoder.layers]
+        if self.device.type != "cpu":
+            return projections
+        encoder = self.model.model.encoder
+        return projections + [part for part in encoder.modules() if isinstance(part, Linear)]
+
+    def add_row(self, encoded: Encoded, window: int) -> int:
+        """Store one of the encoded windows in a new row, and return the row."""
+        row = self.rows
+        for index, made in enumerate(encoded):
+            for cache, states in zip(self._cross, made, strict=True):
+                cache[index, row] = states[window]
+        self.rows += 1
+        return row
 
     def free(self, row: int) -> int:
         """Free a row. Return the row whose content moves there: the last one."""

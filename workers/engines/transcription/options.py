@@ -13,8 +13,12 @@ class Options(TorchOptions, frozen=True, forbid_unknown_fields=True):
 
     dtypes: ClassVar = UNQUANTIZED
 
-    encode_rows: int = 2
-    """Maximum number of windows that are encoded in one step."""
+    encode_rows: int | None = None
+    """Maximum number of windows that are encoded together; None: 1 on a CPU, otherwise 2."""
+
+    @property
+    def windows(self) -> int:
+        return self.encode_rows or (1 if self.torch_device.type == "cpu" else 2)
 
 
 def read_options(spec: ModelSpec) -> Options:
