@@ -124,7 +124,7 @@ def test_attention_of_torch_is_found(dtype: str, device: torch.device) -> None:
 def test_steps_are_replayed_from_a_recording(
     batch_invariant: bool, chat_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Decoder, "_is_invariant", lambda _: False)
+    monkeypatch.setattr(Decoder, "_find_multiple", lambda _: False)
     replays: list[int] = []
     replay = torch.cuda.CUDAGraph.replay
 

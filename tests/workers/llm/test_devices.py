@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.workers.llm.checkpoints import Reference, make_engine
 from tests.workers.llm.driver import Driver, choices, job, run_alone, texts
 from tests.workers.llm.test_cache import read_in_place
 from tests.workers.llm.test_engine import EXPERTS, FAMILIES, QUESTIONS
 from workers.engines.devices import stage
-from workers.engines.llm import loading
+from workers.engines.llm import experts, loading
+from workers.engines.llm.cache import SequenceInput
 from workers.engines.llm.decoder import Decoder
 from workers.engines.llm.graphs import Run
 from workers.engines.llm.varlen import VarlenCache
@@ -39,7 +42,7 @@ def _record(run: Run) -> Run:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """``apart``: as if products depended on the number of rows. ``in place``: as on CUDA."""
     if "apart" in request.param:
-        monkeypatch.setattr(Decoder, "_is_invariant", lambda _: False)
+        monkeypatch.setattr(Decoder, "_find_multiple", lambda _: False)
     if "in place" in request.param:
         monkeypatch.setattr(
             loading,
@@ -144,10 +147,43 @@ def test_without_invariance_a_recording_for_each_size_of_step_is_used(
         assert texts(driver.outcomes[f"r{number}"]) == [expected]
 
 
+@pytest.mark.parametrize("enough", [4, 8, 32])
+def test_products_have_as_many_rows_as_the_processor_needs(
+    enough: int, monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint
+) -> None:
+    def probe(decoder: Decoder) -> Iterator[torch.Tensor]:
+        yield torch.zeros(1)
+        yield torch.zeros(1) if decoder._multiple >= enough else torch.ones(1)
+
+    monkeypatch.setattr(Decoder, "_probe", probe)
+    padded: list[int] = []
+
+    def record(rows: torch.Tensor, by: tuple[int, ...]) -> torch.Tensor:
+        padded.append(len(made := F.pad(rows, by)))
+        return made
+
+    monkeypatch.setattr(experts, "F", SimpleNamespace(pad=record, linear=F.linear))
+    path = checkpoint("mixtral")
+    engine = make_engine(path)
+    decoder = engine.decoder
+
+    outcome = run_alone(engine, job("a", QUESTIONS[0], max_tokens=5))
+
+    assert texts(outcome) == [Reference(path).generate(QUESTIONS[0], 5)[2]]
+    assert decoder.one_forward == (enough <= 16)
+    multiple = enough if decoder.one_forward else 4
+    assert padded
+    assert {rows % multiple for rows in padded} == {0}
+    assert {rows % (2 * multiple) for rows in padded} == {0, multiple}
+    if decoder.one_forward:
+        (forward,) = decoder.stage([SequenceInput([1], 0, [1])], [])
+        assert forward.ids.shape[1] == multiple
+
+
 def test_recording_with_another_result_is_not_used(
     monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint
 ) -> None:
-    monkeypatch.setattr(Decoder, "_is_invariant", lambda _: False)
+    monkeypatch.setattr(Decoder, "_find_multiple", lambda _: False)
     monkeypatch.setattr(
         loading,
         "make_cache",

@@ -2,9 +2,9 @@
 
 The inputs of a forward are staged on the device first, so that the transfer can be timed apart.
 Whether a whole step can be one forward without an answer depending on the other requests in it is
-measured on the device when the model is loaded (``_is_invariant``): if matrix products give each
-row the same bits for any number of rows, it can. Otherwise decode is one forward that always has
-the same shape, and each prefill chunk is a separate forward.
+measured on the device when the model is loaded (``_find_multiple``): if matrix products give each
+row the same bits for any multiple of a few rows, it can. Otherwise decode is one forward that
+always has the same shape, and each prefill chunk is a separate forward.
 
 If answers may depend on others and decoding can be recorded (``graphs``), decode is a forward of
 one of few shapes, by the number of rows, and all prefill chunks are another forward.
@@ -12,7 +12,7 @@ one of few shapes, by the number of rows, and all prefill chunks are another for
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,8 +24,11 @@ from workers.engines.llm.fused import Features, PagedModel
 from workers.engines.llm.graphs import Graph, Recorder, StaticInputs, make_graph
 from workers.engines.llm.vision.pictures import PictureInput
 
-ROWS: Final = 4
-"""Multiple to which the tokens of a forward are padded: fewer rows use other product kernels."""
+_MULTIPLES: Final = (4, 8, 16)
+"""Multiples to which the tokens of a forward may be padded: fewer rows use other product kernels.
+How many are enough depends on the processor."""
+_GRAPH_ROWS: Final = 4
+"""Rows of the smallest decode forward that is recorded."""
 _PROBED: Final = (1, 7, 16, 33, 96)
 """Numbers of other tokens beside which a prompt is prefilled, to see whether its logits change."""
 
@@ -35,8 +38,8 @@ class Forward:
     """One run of the model: ids ``(1, tokens)`` and positions ``(1, tokens)``, or ``(3, tokens)``
     on three axes, all int64.
 
-    Logits are computed for the indices ``logits_at``, padded to a multiple of ``ROWS`` like any
-    other product; the first ``logits_kept`` of them are returned.
+    Logits are computed for the indices ``logits_at``, padded like any other product; the first
+    ``logits_kept`` of them are returned.
     """
 
     ids: torch.Tensor
@@ -64,9 +67,11 @@ class Decoder:
         decode_tokens_max: int = 1,
         one_forward: bool | None = None,
         recorder: Recorder | None = None,
+        pad_experts: Callable[[int], None] = lambda multiple: None,
     ) -> None:
         """``one_forward``: whether a step can be one forward; if None, it is measured.
-        ``recorder`` records the decode forwards of constant shape."""
+        ``recorder`` records the decode forwards of constant shape. ``pad_experts`` sets the
+        multiple to which the rows of each expert are padded."""
         self._model = model
         self._cache = cache
         self._device = device
@@ -75,9 +80,11 @@ class Decoder:
         self._recorder = recorder
         self._graphs: dict[int, Graph] = {}
         """By the number of tokens."""
+        self._pad_experts = pad_experts
+        self._multiple = _MULTIPLES[0]
         self.one_forward = True if one_forward is None else one_forward
         if one_forward is None:
-            self.one_forward = self._is_invariant()
+            self.one_forward = self._find_multiple()
 
     @property
     def cache_bytes(self) -> int:
@@ -92,16 +99,18 @@ class Decoder:
         if self.one_forward and self._recorder is None:
             columns = max((len(decode.ids) for decode in decodes), default=0)
             tokens = len(decodes) * columns + sum(len(prefill.ids) for prefill in prefills)
-            return [self._stage(ForwardTokens(decodes, columns, prefills, -tokens % ROWS))]
+            return [
+                self._stage(ForwardTokens(decodes, columns, prefills, -tokens % self._multiple))
+            ]
         idle = SequenceInput([], 0, [self._cache.shape.sink], 0)
         forwards = []
         if decodes:
             rows = [*decodes, *[idle] * (self._row_count(len(decodes)) - len(decodes))]
             columns = self._decode_tokens_max
-            padding = -len(rows) * columns % ROWS
+            padding = -len(rows) * columns % self._multiple
             forwards.append(self._stage(ForwardTokens(rows, columns, (), padding, static=True)))
         if self.one_forward and prefills:
-            padding = -sum(len(prefill.ids) for prefill in prefills) % ROWS
+            padding = -sum(len(prefill.ids) for prefill in prefills) % self._multiple
             forwards.append(self._stage(ForwardTokens(prefills=prefills, padding=padding)))
         elif prefills:
             forwards += [self._stage(ForwardTokens(prefills=[prefill])) for prefill in prefills]
@@ -130,7 +139,7 @@ class Decoder:
         """The numbers of rows of decode forwards of constant shape."""
         if not self.one_forward:
             return [self._rows]
-        counts = [min(ROWS, self._rows)]
+        counts = [min(_GRAPH_ROWS, self._rows)]
         while counts[-1] < self._rows:
             counts.append(min(2 * counts[-1], self._rows))
         return counts
@@ -182,7 +191,7 @@ class Decoder:
         return Forward(
             self._tensor(ids)[None],
             self._place(positions, pictured),
-            self._tensor(logits_at + [0] * (-len(logits_at) % ROWS)),
+            self._tensor(logits_at + [0] * (-len(logits_at) % self._multiple)),
             len(logits_at),
             self._cache.lay_out(tokens),
             tokens.static,
@@ -239,15 +248,26 @@ class Decoder:
 
     # --- Batch invariance -------------------------------------------------------------------------
 
-    def _is_invariant(self) -> bool:
-        """Whether other tokens in the same forward leave logits unchanged, to the last bit."""
+    def _find_multiple(self) -> bool:
+        """Choose the smallest multiple with which other tokens in the same forward leave logits
+        unchanged, to the last bit. Return whether there is one."""
         if self._device.type != "cpu" or self._cache.shape.blocks < 2:
             return False
-        with torch.inference_mode():
-            first, *others = self._probe()
-            same = all(torch.equal(first, other) for other in others)
+        is_found = False
+        for multiple in _MULTIPLES:
+            self._pad(multiple)
+            with torch.inference_mode():
+                first, *others = self._probe()
+            if is_found := all(torch.equal(first, other) for other in others):
+                break
+        if not is_found:
+            self._pad(_MULTIPLES[0])
         self._cache.zero_blocks([1, 2])
-        return same
+        return is_found
+
+    def _pad(self, multiple: int) -> None:
+        self._multiple = multiple
+        self._pad_experts(multiple)
 
     def _probe(self) -> Iterator[torch.Tensor]:
         """Prefill and decode the same tokens beside more and more others; yield their logits."""

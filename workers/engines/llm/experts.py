@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 IMPLEMENTATION: Final = "tollgate_experts"
-ROWS: Final = 4
-"""Multiple to which the rows of a product are padded; that of ``decoder``."""
+_MULTIPLE: Final = "tollgate_rows_multiple"
+"""Attribute of an experts' module: the multiple to which the rows of a product are padded."""
+_DEFAULT_MULTIPLE: Final = 4
 
 
 def has_experts(model: Any) -> bool:
@@ -39,6 +40,13 @@ def attach_experts(model: Any) -> None:
         model.set_experts_implementation(IMPLEMENTATION)
 
 
+def pad_experts(model: Any, multiple: int) -> None:
+    """Pad the rows of each expert to a multiple, as those of the other products are."""
+    for module in model.modules():
+        if hasattr(module, "gate_up_proj") and hasattr(module, "num_experts"):
+            setattr(module, _MULTIPLE, multiple)
+
+
 def _run(
     module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
@@ -49,10 +57,11 @@ def _run(
     order = routed.argsort(stable=True)
     counts = torch.bincount(routed, minlength=module.num_experts).tolist()
     parts = hidden.new_empty(tokens * top_k, hidden.shape[1])
+    multiple = getattr(module, _MULTIPLE, _DEFAULT_MULTIPLE)
     for expert, places in enumerate(torch.split(order, counts)):
         if not len(places):
             continue
-        rows = F.pad(hidden[places // top_k], (0, 0, 0, -len(places) % ROWS))
+        rows = F.pad(hidden[places // top_k], (0, 0, 0, -len(places) % multiple))
         gate, up = F.linear(rows, module.gate_up_proj[expert]).chunk(2, dim=-1)
         made = F.linear(module.act_fn(gate) * up, module.down_proj[expert])
         parts[places] = made[: len(places)]

@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -15,7 +16,7 @@ from workers.contract.models import ModelSpec
 from workers.engines.llm.cache import CacheShape, PagedCache, SequenceInput
 from workers.engines.llm.checkpoint import Checkpoint, Weights, inspect
 from workers.engines.llm.decoder import Decoder
-from workers.engines.llm.experts import has_experts
+from workers.engines.llm.experts import has_experts, pad_experts
 from workers.engines.llm.fused import make_model
 from workers.engines.llm.graphs import record_cuda
 from workers.engines.llm.options import Options
@@ -126,6 +127,7 @@ def _start(checkpoint: Weights, options: Options) -> _Started:
         decode_tokens_max=options.decode_tokens_max,
         one_forward=None if options.batch_invariant else True,
         recorder=record_cuda if _can_record(checkpoint, cache) else None,
+        pad_experts=partial(pad_experts, checkpoint.model),
     )
     if options.batch_invariant and has_experts(checkpoint.model) and not decoder.one_forward:
         log.warning("the last bits of an answer depend on where other tokens are routed")
