@@ -174,7 +174,7 @@ def test_products_have_as_many_rows_as_the_processor_needs(
     multiple = enough if decoder.one_forward else 4
     assert padded
     assert {rows % multiple for rows in padded} == {0}
-    assert {rows % (2 * multiple) for rows in padded} == {0, multiple}
+    assert multiple in padded
     if decoder.one_forward:
         (forward,) = decoder.stage([SequenceInput([1], 0, [1])], [])
         assert forward.ids.shape[1] == multiple
