@@ -163,9 +163,23 @@ def test_availability_is_unknown_since_a_start_without_a_queue_server(
 ) -> None:
     url = Databases("sqlite", tmp_path, postgres).make()
     with installed(tmp_path / "home", url, "unix:///nonexistent") as made:
-        page = text_of(made.visitor("owner").get("/console/models").text)
+        owner = made.visitor("owner")
+        pages = {
+            path: text_of(owner.get(f"/console/{path}").text)
+            for path in (
+                "models",
+                "models/echo",
+                "compare?model=echo&model=brief",
+                "pick?q=echo&available=yes",
+            )
+        }
 
-    assert "availability unknown since this gateway started" in page
+    for path, page in pages.items():
+        assert "availability unknown since this gateway started" in page, path
+        assert "Available unknown" in page or " unknown " in page, path
+        assert "Not available now" not in page
+        assert "Runs here today" not in page
+    assert "Best fit" in pages["pick?q=echo&available=yes"]
 
 
 def test_models_are_filtered(owner: Browser) -> None:

@@ -220,8 +220,7 @@ class ModelPages(Controller):
             tasks=tuple(TASKS),
             sorts=SORTS,
             filters=query.values,
-            healthy=healthy,
-            unknown_since=_last_read(health),
+            **_queue_state(health),
         )
 
     @get("/compare", guards=[needs("catalog.read")])
@@ -255,6 +254,7 @@ class ModelPages(Controller):
             left_out=[entry.name for entry in entries[COMPARED_MAX:]],
             sizes=SIZE_LABELS,
             filters=query.values,
+            **_queue_state(services.requests.health),
         )
 
     @get("/models/{name:path}", guards=[needs("catalog.read")])
@@ -321,6 +321,7 @@ class ModelPages(Controller):
             load=services.requests.health.loads.get(entry.name),
             windows=tuple(WINDOWS),
             code=code_of(str(request.base_url).rstrip("/"), _example(entry, view)),
+            **_queue_state(services.requests.health),
         )
 
     @get("/speed/{name:path}", guards=[needs("catalog.read")])
@@ -351,7 +352,7 @@ class ModelPages(Controller):
     @get("/pick", guards=[needs("catalog.read")])
     async def pick(self, request: ApiRequest, visitor: CurrentVisitor) -> Response[str]:
         query, services = Query(request), request.services
-        offers = Offers(request, visitor)
+        offers, health = Offers(request, visitor), services.requests.health
         entries = offers.entries
         found: PickView | None = None
         problem: InvalidRequest | None = None
@@ -367,14 +368,14 @@ class ModelPages(Controller):
                     role=query.text("role"),
                     text=query.text("q"),
                     budget_nanos=query.amount("budget"),
-                    available=query.text("available") is not None,
+                    available=query.text("available") is not None and health.healthy,
                     language=query.text("language"),
                     license=query.text("license"),
                     seconds_max=read_quantity(query, "seconds"),
                 )
                 found = pick(
                     entries,
-                    services.requests.health.announcements,
+                    health.announcements,
                     wish,
                     find=offers.find,
                     seconds=seconds,
@@ -403,14 +404,16 @@ class ModelPages(Controller):
             roles=sorted({role for entry in entries for role in entry.roles}),
             tasks=tuple(TASKS),
             filters=query.values,
+            **_queue_state(health),
         )
 
 
-def _last_read(health: QueueHealth) -> datetime | None:
-    """Return when the queue server was last read; None if it never was."""
-    if math.isinf(health.age_s):
-        return None
-    return datetime.now(UTC) - timedelta(seconds=health.age_s)
+def _queue_state(health: QueueHealth) -> dict[str, Any]:
+    """Return whether availability is known, and otherwise when the queue server was last read,
+    if it ever was."""
+    is_read = not math.isinf(health.age_s)
+    last = datetime.now(UTC) - timedelta(seconds=health.age_s) if is_read else None
+    return {"healthy": health.healthy, "unknown_since": last}
 
 
 def _example(entry: CatalogEntry, view: EntryView) -> dict[str, Any]:
