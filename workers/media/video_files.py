@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from fractions import Fraction
 from typing import Final
 
@@ -13,6 +16,8 @@ from workers.media.pixels import Audio, Pixels
 _RESOLUTIONS: Final = (480, 720, 1080, 1440, 2160, 4320)
 """Heights in lines by which resolutions are named and priced."""
 _STILL_QUALITY: Final = 80
+_WAITING_MAX: Final = 2
+"""Frames that wait to be encoded, beside the one that is."""
 
 
 def resolution_name(size: tuple[int, int]) -> str:
@@ -22,7 +27,11 @@ def resolution_name(size: tuple[int, int]) -> str:
 
 
 class VideoFiles:
-    """Encodes frames in order, all of one size, without keeping them uncompressed."""
+    """Encodes frames in order, all of one size, keeping only a few of them uncompressed.
+
+    Another thread encodes, so that a step waits for it only if it is far behind. An exception there
+    is raised by one of the next calls.
+    """
 
     def __init__(
         self,
@@ -39,22 +48,37 @@ class VideoFiles:
         self._frames_expected = frames_expected
         self._overview = Overview()
         self._middle: Pixels | None = None
-
-    @property
-    def frames(self) -> int:
-        return self._writer.frames
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="video")
+        self._waiting: deque[Future[None]] = deque()
+        self.frames = 0
 
     @property
     def duration_ms(self) -> int:
-        return self._writer.duration_ms
+        return round(self.frames * 1000 / self._fps)
 
     def add(self, frame: Pixels) -> None:
+        self.add_made(lambda: frame)
+
+    def add_made(self, make: Callable[[], Pixels]) -> None:
+        """Append the frame that ``make`` returns on the other thread."""
+        self._wait(_WAITING_MAX)
+        self._waiting.append(self._thread.submit(self._encode, make))
+        self.frames += 1
+
+    def _wait(self, left: int) -> None:
+        """Wait until at most ``left`` frames wait, and raise the exceptions of the others."""
+        while self._waiting and (len(self._waiting) > left or self._waiting[0].done()):
+            self._waiting.popleft().result()
+
+    def _encode(self, make: Callable[[], Pixels]) -> None:
+        frame = make()
         if self._middle is None or self._writer.frames <= self._frames_expected // 2:
             self._middle = encode.thumbnail(frame)
         self._writer.add(frame)
         self._overview.add(frame)
 
     def finish(self) -> tuple[list[Medium], list[File]]:
+        self._wait(0)
         assert self._middle is not None
         sheet = self._overview.spritesheet()
         files = [File(self._content_type, self._writer.finish())]
@@ -66,7 +90,7 @@ class VideoFiles:
                 content_type=self._content_type,
                 width=width,
                 height=height,
-                duration_ms=self._writer.duration_ms,
+                duration_ms=self.duration_ms,
                 fps=round(self._fps),
             )
         ]
@@ -88,4 +112,5 @@ class VideoFiles:
         return media, files
 
     def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
         self._writer.close()

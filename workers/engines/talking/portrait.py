@@ -120,13 +120,13 @@ class Portrait:
         warped = F.grid_sample(image, positions, padding_mode="border", align_corners=False)
         blended = warped * (1 - cover) + sampled[:, 3:].clamp(0, 1) * cover
         patches = (blended * 255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu().numpy()
-        landmarks = []
+        frames = []
         for mouth in patches:
             frame = self.pixels.copy()
             high, wide = mouth.shape[:2]
             frame[self._top : self._top + high, self._left : self._left + wide] = mouth
-            landmarks.append(frame)
-        return landmarks
+            frames.append(frame)
+        return frames
 
     def _locate_square(self) -> None:
         """Find the pixels around the mouth square, and their positions within it."""

@@ -107,7 +107,7 @@ class VideoResult:
     video: VideoFiles
 
     def add(self, canvas: Canvas, source: Pixels) -> None:
-        self.video.add(resize(canvas.image(), self.size))
+        self.video.add_made(lambda: resize(canvas.image(), self.size))
 
     def finish(self) -> tuple[list[Medium], list[File]]:
         return self.video.finish()
