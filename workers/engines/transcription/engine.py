@@ -167,7 +167,7 @@ class TranscriptionEngine(TorchEngine[Options, Transcriber, TranscriptionRequest
             self._encoding = None
 
     def _is_active(self, request: TranscriptionRequest) -> bool:
-        return request.cancelled is None and request.request_id in self._running
+        return request.cancelled is None and self._running.get(request.request_id) is request
 
     def _encode_windows(
         self, weights: dict[RequestId, float]
@@ -187,8 +187,9 @@ class TranscriptionEngine(TorchEngine[Options, Transcriber, TranscriptionRequest
             call = SlicedCall(waiting, lambda: self._model.network.encode(windows))
         spent_s = call.spent_s
         encoded = call.run_slice()
-        for request in call.rows:
-            weights[request.request_id] = (call.spent_s - spent_s) / len(call.rows)
+        active = [request for request in call.rows if self._is_active(request)]
+        for request in active:
+            weights[request.request_id] = (call.spent_s - spent_s) / len(active)
         if encoded is None:
             self._encoding = call
         return call.rows, encoded
