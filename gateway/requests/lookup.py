@@ -48,9 +48,11 @@ from workers.contract.queue import JobState, states
 from workers.contract.streams import EventLog
 
 PATIENCE_S: Final = 2.0
-LOOKED_AT_MAX: Final = 50_000
-"""Maximum number of receipts, and of open requests, that a page scans, and of receipts that a
-summary does. Its cursor says where it stopped."""
+LOOKED_AT_MAX: Final = 20_000
+"""Maximum number of receipts, and of open requests, that a page scans. Its cursor says where it
+stopped."""
+COUNTED_MAX: Final = 50_000
+"""The same for the receipts that a summary counts."""
 OPEN_COUNTED_MAX: Final = 10_000
 """Maximum number of open requests among which a summary counts."""
 
@@ -420,15 +422,16 @@ def _border(
     cursor: str | None,
     *,
     oldest_first: bool,
+    most: int | None = None,
 ) -> str | None:
     """Return the id of the last receipt or open request to scan, from the index alone, or None to
-    scan all."""
+    scan all. ``most``: how many are scanned, by default ``LOOKED_AT_MAX``."""
     id = table.c.request_id
     query = select(id).where(*(choice.places if table is receipts else choice.span)(table))
     if cursor is not None:
         query = query.where(id > cursor if oldest_first else id < cursor)
-    query = query.order_by(id if oldest_first else id.desc()).offset(LOOKED_AT_MAX - 1).limit(1)
-    return connection.execute(query).scalar()
+    query = query.order_by(id if oldest_first else id.desc())
+    return connection.execute(query.offset((most or LOOKED_AT_MAX) - 1).limit(1)).scalar()
 
 
 def _archived(connection: Connection, choice: RequestFilter) -> list[str]:
@@ -451,7 +454,7 @@ def summarize(connection: Connection, choice: RequestFilter, cursor: str | None)
     if not choice.closed:
         return summary
     archived = _archived(connection, choice)
-    border = _border(connection, choice, receipts, cursor, oldest_first=False)
+    border = _border(connection, choice, receipts, cursor, oldest_first=False, most=COUNTED_MAX)
     query = select(receipts.c.status, func.count(), exact_sum(receipts.c.charge_nanos)).where(
         *choice.conditions(receipts)
     )

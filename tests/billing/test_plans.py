@@ -319,7 +319,7 @@ def test_summary_stops_after_a_number_of_rows_with_a_cursor(
     choice = RequestFilter(books.account.id)
     with books.database.snapshot() as connection:
         full = lookup.summarize(connection, choice, None)
-        monkeypatch.setattr(lookup, "LOOKED_AT_MAX", 400)
+        monkeypatch.setattr(lookup, "COUNTED_MAX", 400)
         parts = [lookup.summarize(connection, choice, None)]
         while parts[-1].next_cursor is not None:
             parts.append(lookup.summarize(connection, choice, parts[-1].next_cursor))

@@ -9,7 +9,7 @@ transaction has ended; their refunds are in the database.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
@@ -24,7 +24,13 @@ from gateway.billing.usage.sums import RUN as RUN
 from gateway.billing.usage.sums import TAG as TAG
 from gateway.billing.usage.sums import TIMES as TIMES
 from gateway.billing.usage.sums import Filters as Filters
-from gateway.billing.usage.sums import booked_sums, range_parameters, rolled_sums, shape_of
+from gateway.billing.usage.sums import (
+    Part,
+    booked_sums,
+    range_parameters,
+    rolled_sums,
+    shape_of,
+)
 from gateway.checks.moments import EPOCH, read_day, read_moment
 from gateway.errors import InvalidRequest
 from gateway.sql.partitions import is_partitioned
@@ -37,6 +43,15 @@ DIMENSIONS: Final = (*TIMES[1:], "account", "key", "model", "task")
 DAYS_MAX: Final = 800
 RANGES_MAX: Final = 100
 """Maximum number of time ranges in one query's condition."""
+RANGES_ALONE: Final = 3
+"""Maximum number of time ranges of bookings that are read apart."""
+_TIME_LABELS: Final[Mapping[str, Callable[[datetime], str]]] = {
+    "minute": lambda local: local.isoformat(timespec="minutes"),
+    "hour": lambda local: local.replace(minute=0).isoformat(timespec="minutes"),
+    "day": lambda local: local.date().isoformat(),
+    "month": lambda local: local.date().isoformat()[:7],
+}
+"""Labels of a local time."""
 
 T = TypeVar("T")
 
@@ -144,25 +159,30 @@ class UsageSums:
         """The groups, ordered by their labels."""
         return [self._groups[place] for place in sorted(self._groups)]
 
+    def has_one_label(self, part: Range) -> bool:
+        """Whether all times in a range have the same labels."""
+        first, last = part[0], part[1] - timedelta(microseconds=1)
+        return self._times(first) == self._times(last)
+
     def add(self, rows: Iterable[tuple[datetime, Group]]) -> None:
         """Add groups of moments to the groups of their labels; times are those of the zone."""
         for at, group in rows:
-            local = at.astimezone(self.span.zone)
-            times = {
-                "minute": local.isoformat(timespec="minutes"),
-                "hour": local.replace(minute=0).isoformat(timespec="minutes"),
-                "day": local.date().isoformat(),
-                "month": local.date().isoformat()[:7],
-            }
-            labels = {
-                name: times[name] if name in TIMES else group.labels[name] for name in self.by
-            }
+            labels = {**group.labels, **self._times(at)}
+            labels = {name: labels[name] for name in self.by}
             place = tuple(labels.values())
             if place in self._groups:
                 self._groups[place].add(group)
             else:
                 group.labels = labels
                 self._groups[place] = group
+
+    def _times(self, at: datetime) -> dict[str, str]:
+        """Return the labels of a moment, in the zone."""
+        wanted = [name for name in TIMES if name in self.by]
+        if not wanted:
+            return {}
+        local = at.astimezone(self.span.zone)
+        return {name: _TIME_LABELS[name](local) for name in wanted}
 
 
 def usage(
@@ -205,7 +225,7 @@ def stored_usage(
         sealed += [(usage_hourly, part) for part in covered.hours]
         sealed += [(usage_minutely, part) for part in covered.minutes]
         for parts_read in _chunks(sealed):
-            report.add(_rollup_rows(connection, parts_read, by, filters))
+            report.add(_rollup_rows(connection, parts_read, report))
     stored = unsealed
     parts = []
     for archive in removed_archives(connection, (span.starts_at, span.ends_at)):
@@ -215,8 +235,10 @@ def stored_usage(
             stored = list(outside(stored, archive.span))
     report.archived = parts
     for table, ranges in ((receipts, stored), (refunds, unsealed)):
-        for some in _chunks(ranges):
-            report.add(_booked_rows(connection, table, some, report))
+        # Few ranges can be far apart, and are read without what is between them.
+        apart = len(ranges) <= RANGES_ALONE
+        some = [[each] for each in ranges] if apart else list(_chunks(ranges))
+        report.add(_booked_rows(connection, table, some, report))
     return report
 
 
@@ -238,43 +260,57 @@ def total(groups: Iterable[Group]) -> Group:
 
 
 def _rollup_rows(
-    connection: Connection,
-    parts: Sequence[tuple[Table, Range]],
-    by: Sequence[str],
-    filters: Filters,
+    connection: Connection, parts: Sequence[tuple[Table, Range]], report: UsageSums
 ) -> Iterator[tuple[datetime, Group]]:
     """Sum ranges of days and hours, in one statement."""
-    query = rolled_sums(tuple(table for table, _ in parts), shape_of(by, filters))
+    by, filters = report.by, report.filters
+    query = rolled_sums(
+        tuple(Part(table, report.has_one_label(part)) for table, part in parts),
+        shape_of(by, filters),
+    )
     parameters = {**filters.values, **range_parameters(part for _, part in parts)}
     for row in connection.execute(query, parameters).mappings():
         yield row.get("at", EPOCH), group_of(row, by)
 
 
 def _booked_rows(
-    connection: Connection, table: Table, ranges: Sequence[Range], report: UsageSums
+    connection: Connection, table: Table, parts: Sequence[Sequence[Range]], report: UsageSums
 ) -> Iterator[tuple[datetime, Group]]:
-    """Sum receipts, or refunds under the labels of their receipts."""
+    """Sum receipts, or refunds under the labels of their receipts, in parts of some ranges."""
     by, filters, seconds = report.by, report.filters, report.bucket_s
-    starts_at, ends_at = min(start for start, _ in ranges), max(end for _, end in ranges)
-    ids: Sequence[IdRange] = []
-    if table is receipts:
-        ids = id_ranges(connection, starts_at, ends_at)
-    elif is_partitioned(connection):
-        booked = [refunds.c.booked_at >= starts_at, refunds.c.booked_at < ends_at]
-        if filters.account_ids is not None:
-            booked.append(refunds.c.account_id.in_(filters.account_ids))
-        found = refunded_ids(connection, *booked)
-        if found is None:
-            return
-        ids = [found]
-    query = booked_sums(table, shape_of(by, filters), seconds, len(ranges), len(ids))
-    parameters = {
-        **filters.values,
-        **range_parameters([*ranges, (starts_at, ends_at)], ids),
-    }
+    counts: list[tuple[int, int]] = []
+    times: list[Range] = []
+    ids: list[IdRange] = []
+    for ranges in parts:
+        whole = min(start for start, _ in ranges), max(end for _, end in ranges)
+        known = _booked_ids(connection, table, whole, filters)
+        if known is not None:
+            counts.append((len(ranges), len(known)))
+            times += [*ranges, whole]
+            ids += known
+    if not counts:
+        return
+    query = booked_sums(table, shape_of(by, filters), seconds, tuple(counts))
+    parameters = {**filters.values, **range_parameters(times, ids)}
     for row in connection.execute(query, parameters).mappings():
         at = EPOCH + timedelta(seconds=row["at"] * seconds) if "at" in row else EPOCH
         yield at, group_of(row, by)
+
+
+def _booked_ids(
+    connection: Connection, table: Table, span: Range, filters: Filters
+) -> Sequence[IdRange] | None:
+    """Return where the ids of what was booked in a span are, if that is known; None if nothing
+    was."""
+    if table is receipts:
+        return id_ranges(connection, *span)
+    if not is_partitioned(connection):
+        return []
+    booked = [refunds.c.booked_at >= span[0], refunds.c.booked_at < span[1]]
+    if filters.account_ids is not None:
+        booked.append(refunds.c.account_id.in_(filters.account_ids))
+    found = refunded_ids(connection, *booked)
+    return None if found is None else [found]
 
 
 def group_of(row: Any, by: Sequence[str]) -> Group:

@@ -24,6 +24,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    type_coerce,
     union_all,
 )
 
@@ -97,43 +98,60 @@ def _in_range(column: ColumnElement[Any], number: int, of: str = "") -> ColumnEl
     return and_(column >= bindparam(f"{of}start_{number}"), column < bindparam(f"{of}end_{number}"))
 
 
+class Part(NamedTuple):
+    """A range of a rollup. ``is_one``: the report has one label for all times in it."""
+
+    table: Table
+    is_one: bool
+
+
 @functools.lru_cache(STATEMENTS_MAX)
-def rolled_sums(tables: Sequence[Table], shape: SumShape) -> Select[Any] | CompoundSelect[Any]:
+def rolled_sums(parts: Sequence[Part], shape: SumShape) -> Select[Any] | CompoundSelect[Any]:
     """Return the statement that sums a range of each of some rollups."""
     selected = []
-    for number, table in enumerate(tables):
-        conditions = [_in_range(_MOMENTS[table], number), *shape.conditions(table)]
+    for number, (table, is_one) in enumerate(parts):
+        moment: ColumnElement[Any] = _MOMENTS[table]
+        conditions = [_in_range(moment, number), *shape.conditions(table)]
+        if is_one:
+            moment = type_coerce(bindparam(f"start_{number}", type_=moment.type), moment.type)
         if table is usage_daily and "account_id" not in shape.filters:
             whole = set(shape.by).isdisjoint(("account", "account_id"))
             account = table.c.account_id
             conditions.append(account == ALL_ACCOUNTS if whole else account != ALL_ACCOUNTS)
-        columns = _columns(shape.by, table, _MOMENTS[table])
+        columns = _columns(shape.by, table, moment)
         query = select(*columns.values(), *_sums(table)).select_from(_joined(table, shape.by))
         selected.append(query.where(*conditions).group_by(*_places(columns)))
     return selected[0] if len(selected) == 1 else union_all(*selected)
 
 
 @functools.lru_cache(STATEMENTS_MAX)
-def booked_sums(table: Table, shape: SumShape, seconds: int, ranges: int, ids: int) -> Select[Any]:
+def booked_sums(
+    table: Table, shape: SumShape, seconds: int, parts: Sequence[tuple[int, int]]
+) -> Select[Any] | CompoundSelect[Any]:
     """Return the statement that sums receipts, or refunds under the labels of their receipts, in
-    a number of ranges of time, and in the whole range after them. ``ids``: number of ranges of
+    parts: each a number of ranges of time, followed by the whole range, and a number of ranges of
     ids, if those are known."""
     moment = receipts.c.settled_at if table is receipts else refunds.c.booked_at
     columns = _columns(shape.by, receipts, time_bucket(moment, seconds))
     source: Any = receipts
     if table is refunds:
         source = receipts.join(refunds, refunds.c.request_id == receipts.c.request_id)
-    # The whole range as well, so that an index can be used.
-    conditions = [_in_range(moment, ranges), *shape.conditions(receipts, indexed=table is receipts)]
-    if ranges > 1:
-        conditions.append(or_(*(_in_range(moment, number) for number in range(ranges))))
-    if ids:
-        id = receipts.c.request_id
-        conditions.append(or_(*(_in_range(id, number, "id_") for number in range(ids))))
+    sums = select(*columns.values(), *_sums(table)).select_from(_joined(source, shape.by))
+    sums = sums.where(*shape.conditions(receipts, indexed=table is receipts))
     if table is refunds and "account_id" in shape.filters:
-        conditions.append(refunds.c.account_id.in_(bindparam("account_id", expanding=True)))
-    query = select(*columns.values(), *_sums(table)).select_from(_joined(source, shape.by))
-    return query.where(*conditions).group_by(*_places(columns))
+        sums = sums.where(refunds.c.account_id.in_(bindparam("account_id", expanding=True)))
+    selected, number, id_number = [], 0, 0
+    for ranges, ids in parts:
+        # The whole range as well, so that an index can be used.
+        query = sums.where(_in_range(moment, number + ranges))
+        if ranges > 1:
+            query = query.where(or_(*(_in_range(moment, number + each) for each in range(ranges))))
+        if ids:
+            known = (id_number + each for each in range(ids))
+            query = query.where(or_(*(_in_range(receipts.c.request_id, n, "id_") for n in known)))
+        selected.append(query.group_by(*_places(columns)))
+        number, id_number = number + ranges + 1, id_number + ids
+    return selected[0] if len(selected) == 1 else union_all(*selected)
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from sqlalchemy import ColumnElement, Connection, Table, case, func, select
 
 from gateway.ids import first_request_id, time_of
 from gateway.performance import SUCCESSES_MIN
-from gateway.requests.lookup import LOOKED_AT_MAX, RequestFilter
+from gateway.requests.lookup import COUNTED_MAX, RequestFilter
 from gateway.sql.database import Database, exact_sum, time_bucket
 from gateway.sql.partitions import is_partitioned
 from gateway.tables.core import accounts, holds, receipts
@@ -42,6 +42,8 @@ FIRST_OUTPUTS_MAX: Final = 1_000
 """Maximum number of receipts from which the time to the first output is computed: the newest."""
 MINUTE_OUTPUTS_MAX: Final = 200
 """The same for each minute of the last hour."""
+_OUTPUT_LAG: Final = timedelta(hours=1)
+"""How long ago requests were accepted whose first output is read, before they were settled."""
 MINUTES: Final = 60
 MINUTES_READ_MAX: Final = 10
 """Minutes whose first outputs are read together."""
@@ -129,7 +131,7 @@ def _since(moment: datetime) -> ColumnElement[bool]:
 
 
 def count_since(connection: Connection, choice: RequestFilter, since: str) -> int:
-    """Count the open and closed requests whose ids are after one, at most ``LOOKED_AT_MAX`` of
+    """Count the open and closed requests whose ids are after one, at most ``COUNTED_MAX`` of
     each."""
     total = 0
     for table, wanted in ((holds, choice.open), (receipts, choice.closed)):
@@ -137,7 +139,7 @@ def count_since(connection: Connection, choice: RequestFilter, since: str) -> in
             ids = select(table.c.request_id).where(
                 *choice.conditions(table), table.c.request_id > since
             )
-            some = ids.limit(LOOKED_AT_MAX).subquery()
+            some = ids.limit(COUNTED_MAX).subquery()
             total += connection.execute(select(func.count()).select_from(some)).scalar_one()
     return total
 
@@ -198,7 +200,7 @@ def _first_outputs(
     query = (
         select(receipts.c.timings)
         .where(
-            *settled_within(connection, since, until),
+            *settled_within(connection, since, until, lag=_OUTPUT_LAG),
             receipts.c.status == "succeeded",
             receipts.c.service_class == "standard",
         )
