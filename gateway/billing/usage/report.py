@@ -146,6 +146,7 @@ class UsageSums:
     span: Span
     by: Sequence[str]
     filters: Filters
+    units: bool = True
     archived: Sequence[ArchivedPart] = ()
     _groups: dict[tuple[str, ...], Group] = field(default_factory=dict)
 
@@ -192,13 +193,15 @@ def usage(
     filters: Filters,
     *,
     rolled: bool = True,
+    units: bool = True,
 ) -> list[Group]:
     """Sum what was booked in a span, grouped and ordered by the labels.
 
-    With ``rolled=False`` rollups are not used; the result is the same. Raise ``Gone`` if it needs
-    receipts that are archived.
+    With ``rolled=False`` rollups are not used; the result is the same. Without ``units`` only
+    requests and money are summed, which is faster. Raise ``Gone`` if it needs receipts that are
+    archived.
     """
-    report = stored_usage(connection, span, by, filters, rolled=rolled)
+    report = stored_usage(connection, span, by, filters, rolled=rolled, units=units)
     refuse_archived([part.archive.month for part in report.archived], "this report")
     return report.groups
 
@@ -210,9 +213,10 @@ def stored_usage(
     filters: Filters,
     *,
     rolled: bool = True,
+    units: bool = True,
 ) -> UsageSums:
     """Sum what the database has of a report, and name the archives that have the rest."""
-    report = UsageSums(span, by, filters)
+    report = UsageSums(span, by, filters, units)
     unsealed: list[Range] = [(span.starts_at, span.ends_at)]
     fine = bool(filters.tags) or any(
         name.startswith(TAG) or name in ("minute", *RUN) for name in by
@@ -266,11 +270,11 @@ def _rollup_rows(
     by, filters = report.by, report.filters
     query = rolled_sums(
         tuple(Part(table, report.has_one_label(part)) for table, part in parts),
-        shape_of(by, filters),
+        shape_of(by, filters, units=report.units),
     )
     parameters = {**filters.values, **range_parameters(part for _, part in parts)}
     for row in connection.execute(query, parameters).mappings():
-        yield row.get("at", EPOCH), group_of(row, by)
+        yield row.get("at", EPOCH), group_of(row, by, units=report.units)
 
 
 def _booked_rows(
@@ -290,11 +294,11 @@ def _booked_rows(
             ids += known
     if not counts:
         return
-    query = booked_sums(table, shape_of(by, filters), seconds, tuple(counts))
+    query = booked_sums(table, shape_of(by, filters, units=report.units), seconds, tuple(counts))
     parameters = {**filters.values, **range_parameters(times, ids)}
     for row in connection.execute(query, parameters).mappings():
         at = EPOCH + timedelta(seconds=row["at"] * seconds) if "at" in row else EPOCH
-        yield at, group_of(row, by)
+        yield at, group_of(row, by, units=report.units)
 
 
 def _booked_ids(
@@ -313,7 +317,7 @@ def _booked_ids(
     return None if found is None else [found]
 
 
-def group_of(row: Any, by: Sequence[str]) -> Group:
+def group_of(row: Any, by: Sequence[str], *, units: bool = True) -> Group:
     """Read a row of sums, which has the labels besides times by their names."""
     return Group(
         labels={name: str(row[name]) for name in by if name not in TIMES},
@@ -321,7 +325,7 @@ def group_of(row: Any, by: Sequence[str]) -> Group:
         charged=row.get("charged", 0),
         cost_nanos=row.get("cost_nanos", 0),
         refund_nanos=row.get("refund_nanos", 0),
-        units={unit: row[unit] for unit in QUANTITIES if row.get(unit)},
+        units={unit: row[unit] for unit in QUANTITIES if row.get(unit)} if units else {},
         expense_nanos=row.get("expense_nanos", 0),
         expensed=row.get("expensed", 0),
     )

@@ -75,14 +75,16 @@ class SumShape(NamedTuple):
     filters: tuple[str, ...]
     """Columns that have a filter."""
     tags: tuple[tuple[str, str], ...]
+    units: bool
 
     def conditions(self, table: Table, *, indexed: bool = True) -> list[ColumnElement[bool]]:
         values: dict[str, Any] = {name: bindparam(name, expanding=True) for name in self.filters}
         return _conditions(table, values, self.tags, indexed=indexed)
 
 
-def shape_of(by: Sequence[str], filters: Filters) -> SumShape:
-    return SumShape(tuple(by), tuple(filters.values), tuple(filters.tags.items()))
+def shape_of(by: Sequence[str], filters: Filters, *, units: bool) -> SumShape:
+    """``units``: whether the sums of units are wanted, which are two thirds of all sums."""
+    return SumShape(tuple(by), tuple(filters.values), tuple(filters.tags.items()), units)
 
 
 def range_parameters(ranges: Iterable[Range], ids: Iterable[IdRange] = ()) -> dict[str, Any]:
@@ -119,7 +121,9 @@ def rolled_sums(parts: Sequence[Part], shape: SumShape) -> Select[Any] | Compoun
             account = table.c.account_id
             conditions.append(account == ALL_ACCOUNTS if whole else account != ALL_ACCOUNTS)
         columns = _columns(shape.by, table, moment)
-        query = select(*columns.values(), *_sums(table)).select_from(_joined(table, shape.by))
+        query = select(*columns.values(), *_sums(table, shape.units)).select_from(
+            _joined(table, shape.by)
+        )
         selected.append(query.where(*conditions).group_by(*_places(columns)))
     return selected[0] if len(selected) == 1 else union_all(*selected)
 
@@ -136,7 +140,9 @@ def booked_sums(
     source: Any = receipts
     if table is refunds:
         source = receipts.join(refunds, refunds.c.request_id == receipts.c.request_id)
-    sums = select(*columns.values(), *_sums(table)).select_from(_joined(source, shape.by))
+    sums = select(*columns.values(), *_sums(table, shape.units)).select_from(
+        _joined(source, shape.by)
+    )
     sums = sums.where(*shape.conditions(receipts, indexed=table is receipts))
     if table is refunds and "account_id" in shape.filters:
         sums = sums.where(refunds.c.account_id.in_(bindparam("account_id", expanding=True)))
@@ -155,13 +161,15 @@ def booked_sums(
 
 
 @functools.cache
-def _sums(table: Table) -> Sequence[ColumnElement[int]]:
+def _sums(table: Table, units: bool) -> Sequence[ColumnElement[int]]:
     """Return the sums of a table's rows."""
     if table is refunds:
         return (exact_sum(refunds.c.amount_nanos).label("refund_nanos"),)
     charged = table.c.outcome == "charged"
     of_units = [
-        exact_sum(case((charged, table.c[unit]), else_=0)).label(unit) for unit in QUANTITIES
+        exact_sum(case((charged, table.c[unit]), else_=0)).label(unit)
+        for unit in QUANTITIES
+        if units
     ]
     if table is receipts:
         return (

@@ -89,12 +89,12 @@ class _Figures:
         zone, day = ZoneInfo(self._zone), Clock(self._zone, now).midnight
         edge = max(day, now - SETTLING)
         if self._base_at is None or self._base_at < day or now - self._counted_at > RECOUNT:
-            self._base = usage(connection, Span(day, edge, zone), [], Filters())
+            self._base = usage(connection, Span(day, edge, zone), [], Filters(), units=False)
             self._base_at, self._counted_at = edge, now
         elif now - self._base_at > ADVANCE:
-            gained = usage(connection, Span(self._base_at, edge, zone), [], Filters())
+            gained = usage(connection, Span(self._base_at, edge, zone), [], Filters(), units=False)
             self._base, self._base_at = [total([*self._base, *gained])], edge
-        latest = usage(connection, Span(self._base_at, now, zone), [], Filters())
+        latest = usage(connection, Span(self._base_at, now, zone), [], Filters(), units=False)
         return sum_total([*self._base, *latest])
 
 

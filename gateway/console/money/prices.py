@@ -60,7 +60,8 @@ class PricePages(Controller):
 
         def read(connection: Connection) -> tuple[Mapping[str, OwnPrices], list[Group]]:
             # Here, because it takes a while and this is not the event loop.
-            return services.live.own_prices(), usage(connection, span, ["model"], Filters())
+            earned = usage(connection, span, ["model"], Filters(), units=False)
+            return services.live.own_prices(), earned
 
         own, earned = await services.database.report(read, account_id=None)
         entries = services.live.entries()

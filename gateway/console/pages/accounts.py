@@ -99,7 +99,8 @@ class AccountPages(Controller):
             # A file has no usage.
             ids = () if query.rows > ROWS else tuple(account.id for account in found)
             span = Span(now - WEEK, now, UTC_ZONE)
-            spent = usage(connection, span, ["account_id", "day"], Filters(ids)) if ids else []
+            by = ["account_id", "day"]
+            spent = usage(connection, span, by, Filters(ids), units=False) if ids else []
             return found, is_part, spent, activity_of(connection, ids[:ROWS])
 
         found, is_part, spent, activity = await request.services.database.report(

@@ -122,7 +122,7 @@ def read_overview(connection: Connection) -> None:
 
 def _read_money(connection: Connection, name: str, now: datetime) -> Earnings:
     zone, since = ZoneInfo(name), Clock(name, now).midnight
-    today = usage(connection, Span(since, now, zone), ["account", "model"], Filters())
+    today = usage(connection, Span(since, now, zone), ["account", "model"], Filters(), units=False)
     whole = Span(since, midnight(since.astimezone(zone).date() + DAY, zone), zone)
     before = earlier_span(whole, "weekdays", now=now).span
     return Earnings(
@@ -130,7 +130,7 @@ def _read_money(connection: Connection, name: str, now: datetime) -> Earnings:
         proof=last_reconciliation(connection),
         by_account=regroup(today, "account"),
         by_model=regroup(today, "model"),
-        before=usage(connection, before, ["account", "model"], Filters()),
+        before=usage(connection, before, ["account", "model"], Filters(), units=False),
     )
 
 

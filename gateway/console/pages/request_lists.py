@@ -147,7 +147,7 @@ class RequestListPages(Controller):
         )
 
         def read(connection: Connection) -> Histogram:
-            groups = usage(connection, span, [unit], filters)
+            groups = usage(connection, span, [unit], filters, units=False)
             unsuccessful = count_unsuccessful(
                 connection, filters, starts_at=span.starts_at, ends_at=span.ends_at
             )
