@@ -42,6 +42,8 @@ VISITS: Final = int(os.environ.get("BENCH_VISITS", "20"))
 PAUSE_S: Final = 0.25
 """Time for which each of several visitors looks at a page."""
 LOAD_S: Final = 20.0
+SETTLED_S: Final = 10.0
+"""Time after the start, in which the console prepares its statements."""
 VIEWERS: Final = 20
 CROWD: Final = 200
 """Viewers of the live overview whose processor time is measured: as many as a gateway takes."""
@@ -108,6 +110,7 @@ def measure(name: str, url: str, directory: Path) -> None:
     product = start_product(home, url)
     try:
         _sizes(name, product)
+        time.sleep(SETTLED_S)
         alone, watched = [], []
         with _visitor(product, url) as client:
             paths = _pages(client)
