@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -112,7 +112,14 @@ def past(databases: Databases) -> Iterator[tuple[Books, list[Booked]]]:
     database.dispose()
 
 
-def ask(books: Books, span: Span, *by: str, rolled: bool = True, **filters: object) -> list[Group]:
+def ask(
+    books: Books,
+    span: Span,
+    *by: str,
+    rolled: bool = True,
+    units: bool = True,
+    **filters: object,
+) -> list[Group]:
     with books.database.transaction() as connection:
         return usage(
             connection,
@@ -120,6 +127,7 @@ def ask(books: Books, span: Span, *by: str, rolled: bool = True, **filters: obje
             by,
             Filters((books.account.id,), **filters),  # type: ignore[arg-type]
             rolled=rolled,
+            units=units,
         )
 
 
@@ -160,6 +168,19 @@ def test_any_grouping_has_the_same_total(
     assert summed.cost_nanos == sum(each.cost for each in booked)
     assert summed.refund_nanos == sum(each.refunded for each in booked)
     assert summed.units == total(ask(books, whole(), rolled=False)).units
+
+
+@pytest.mark.parametrize("by", [(), ("day", "model"), ("account",)])
+def test_report_without_units_has_the_same_requests_and_money(
+    by: tuple[str, ...], past: tuple[Books, list[Booked]]
+) -> None:
+    books, _ = past
+    span = whole("Asia/Kathmandu")
+
+    groups = ask(books, span, *by)
+
+    assert any(group.units for group in groups)
+    assert ask(books, span, *by, units=False) == [replace(group, units={}) for group in groups]
 
 
 def test_any_span_sums_what_was_booked_in_it(past: tuple[Books, list[Booked]]) -> None:

@@ -43,7 +43,7 @@ DIMENSIONS: Final = (*TIMES[1:], "account", "key", "model", "task")
 DAYS_MAX: Final = 800
 RANGES_MAX: Final = 100
 """Maximum number of time ranges in one query's condition."""
-RANGES_ALONE: Final = 3
+RANGES_APART: Final = 3
 """Maximum number of time ranges of bookings that are read apart."""
 _TIME_LABELS: Final[Mapping[str, Callable[[datetime], str]]] = {
     "minute": lambda local: local.isoformat(timespec="minutes"),
@@ -239,10 +239,12 @@ def stored_usage(
             stored = list(outside(stored, archive.span))
     report.archived = parts
     for table, ranges in ((receipts, stored), (refunds, unsealed)):
-        # Few ranges can be far apart, and are read without what is between them.
-        apart = len(ranges) <= RANGES_ALONE
-        some = [[each] for each in ranges] if apart else list(_chunks(ranges))
-        report.add(_booked_rows(connection, table, some, report))
+        if len(ranges) <= RANGES_APART:
+            # They can be far from each other, and are read without what is between them.
+            report.add(_booked_rows(connection, table, [[each] for each in ranges], report))
+        else:
+            for some in _chunks(ranges):
+                report.add(_booked_rows(connection, table, [some], report))
     return report
 
 

@@ -24,7 +24,6 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
-    type_coerce,
     union_all,
 )
 
@@ -115,16 +114,15 @@ def rolled_sums(parts: Sequence[Part], shape: SumShape) -> Select[Any] | Compoun
         moment: ColumnElement[Any] = _MOMENTS[table]
         conditions = [_in_range(moment, number), *shape.conditions(table)]
         if is_one:
-            moment = type_coerce(bindparam(f"start_{number}", type_=moment.type), moment.type)
+            moment = bindparam(f"start_{number}", type_=moment.type)
         if table is usage_daily and "account_id" not in shape.filters:
             whole = set(shape.by).isdisjoint(("account", "account_id"))
             account = table.c.account_id
             conditions.append(account == ALL_ACCOUNTS if whole else account != ALL_ACCOUNTS)
         columns = _columns(shape.by, table, moment)
-        query = select(*columns.values(), *_sums(table, shape.units)).select_from(
-            _joined(table, shape.by)
-        )
-        selected.append(query.where(*conditions).group_by(*_places(columns)))
+        sums = select(*columns.values(), *_sums(table, shape.units))
+        query = sums.select_from(_joined(table, shape.by)).where(*conditions)
+        selected.append(query.group_by(*_places(columns)))
     return selected[0] if len(selected) == 1 else union_all(*selected)
 
 
@@ -140,10 +138,10 @@ def booked_sums(
     source: Any = receipts
     if table is refunds:
         source = receipts.join(refunds, refunds.c.request_id == receipts.c.request_id)
-    sums = select(*columns.values(), *_sums(table, shape.units)).select_from(
-        _joined(source, shape.by)
+    sums = select(*columns.values(), *_sums(table, shape.units))
+    sums = sums.select_from(_joined(source, shape.by)).where(
+        *shape.conditions(receipts, indexed=table is receipts)
     )
-    sums = sums.where(*shape.conditions(receipts, indexed=table is receipts))
     if table is refunds and "account_id" in shape.filters:
         sums = sums.where(refunds.c.account_id.in_(bindparam("account_id", expanding=True)))
     selected, number, id_number = [], 0, 0
