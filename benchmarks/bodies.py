@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import math
 import os
 import subprocess
 import sys
@@ -217,7 +218,7 @@ def _processor_s(pid: int) -> float:
 
 
 def _quantile(values: list[float], share: float) -> float:
-    return sorted(values)[int(len(values) * share)]
+    return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
 if __name__ == "__main__":
