@@ -49,10 +49,9 @@ from workers.contract.streams import EventLog
 
 PATIENCE_S: Final = 2.0
 LOOKED_AT_MAX: Final = 20_000
-"""Maximum number of receipts, and of open requests, that a page scans. Its cursor says where it
-stopped."""
+"""Maximum number of receipts, and of open requests, that a page scans."""
 COUNTED_MAX: Final = 50_000
-"""The same for the receipts that a summary counts."""
+"""Maximum number of receipts that a summary scans. A cursor says where a scan stopped."""
 OPEN_COUNTED_MAX: Final = 10_000
 """Maximum number of open requests among which a summary counts."""
 
@@ -421,7 +420,7 @@ def _border(
     table: Table,
     cursor: str | None,
     *,
-    oldest_first: bool,
+    oldest_first: bool = False,
     most: int | None = None,
 ) -> str | None:
     """Return the id of the last receipt or open request to scan, from the index alone, or None to
@@ -430,8 +429,8 @@ def _border(
     query = select(id).where(*(choice.places if table is receipts else choice.span)(table))
     if cursor is not None:
         query = query.where(id > cursor if oldest_first else id < cursor)
-    query = query.order_by(id if oldest_first else id.desc())
-    return connection.execute(query.offset((most or LOOKED_AT_MAX) - 1).limit(1)).scalar()
+    query = query.order_by(id if oldest_first else id.desc()).limit(1)
+    return connection.execute(query.offset((most or LOOKED_AT_MAX) - 1)).scalar()
 
 
 def _archived(connection: Connection, choice: RequestFilter) -> list[str]:
@@ -454,10 +453,9 @@ def summarize(connection: Connection, choice: RequestFilter, cursor: str | None)
     if not choice.closed:
         return summary
     archived = _archived(connection, choice)
-    border = _border(connection, choice, receipts, cursor, oldest_first=False, most=COUNTED_MAX)
-    query = select(receipts.c.status, func.count(), exact_sum(receipts.c.charge_nanos)).where(
-        *choice.conditions(receipts)
-    )
+    border = _border(connection, choice, receipts, cursor, most=COUNTED_MAX)
+    sums = func.count(), exact_sum(receipts.c.charge_nanos)
+    query = select(receipts.c.status, *sums).where(*choice.conditions(receipts))
     if cursor is not None:
         query = query.where(receipts.c.request_id < cursor)
     if border is not None:

@@ -25,7 +25,7 @@ from gateway.billing.usage.sums import TAG as TAG
 from gateway.billing.usage.sums import TIMES as TIMES
 from gateway.billing.usage.sums import Filters as Filters
 from gateway.billing.usage.sums import (
-    Part,
+    RollupPart,
     booked_sums,
     range_parameters,
     rolled_sums,
@@ -271,7 +271,7 @@ def _rollup_rows(
     """Sum ranges of days and hours, in one statement."""
     by, filters = report.by, report.filters
     query = rolled_sums(
-        tuple(Part(table, report.has_one_label(part)) for table, part in parts),
+        tuple(RollupPart(table, report.has_one_label(part)) for table, part in parts),
         shape_of(by, filters, units=report.units),
     )
     parameters = {**filters.values, **range_parameters(part for _, part in parts)}

@@ -99,7 +99,7 @@ def _in_range(column: ColumnElement[Any], number: int, of: str = "") -> ColumnEl
     return and_(column >= bindparam(f"{of}start_{number}"), column < bindparam(f"{of}end_{number}"))
 
 
-class Part(NamedTuple):
+class RollupPart(NamedTuple):
     """A range of a rollup. ``is_one``: the report has one label for all times in it."""
 
     table: Table
@@ -107,7 +107,7 @@ class Part(NamedTuple):
 
 
 @functools.lru_cache(STATEMENTS_MAX)
-def rolled_sums(parts: Sequence[Part], shape: SumShape) -> Select[Any] | CompoundSelect[Any]:
+def rolled_sums(parts: Sequence[RollupPart], shape: SumShape) -> Select[Any] | CompoundSelect[Any]:
     """Return the statement that sums a range of each of some rollups."""
     selected = []
     for number, (table, is_one) in enumerate(parts):
