@@ -51,7 +51,7 @@ PATIENCE_S: Final = 2.0
 LOOKED_AT_MAX: Final = 20_000
 """Maximum number of receipts, and of open requests, that a page scans."""
 COUNTED_MAX: Final = 50_000
-"""Maximum number of receipts that a summary scans. A cursor says where a scan stopped."""
+"""Maximum number of rows that a summary or a count scans. A cursor says where a scan stopped."""
 OPEN_COUNTED_MAX: Final = 10_000
 """Maximum number of open requests among which a summary counts."""
 

@@ -75,21 +75,14 @@ month_bounds: Final = Table(
 
 
 def settled_within(
-    connection: Connection,
-    starts_at: datetime,
-    ends_at: datetime | None = None,
-    *,
-    lag: timedelta = LAG,
+    connection: Connection, starts_at: datetime, ends_at: datetime | None = None
 ) -> list[ColumnElement[bool]]:
-    """Return SQL conditions for receipts settled in a span; without an end, since its start.
-
-    ``lag``: how long a request may have taken; PostgreSQL reads fewer ids with less of it.
-    """
+    """Return SQL conditions for receipts settled in a span; without an end, since its start."""
     settled_at = receipts.c.settled_at
     conditions: list[ColumnElement[bool]] = [settled_at >= starts_at]
     if ends_at is not None:
         conditions.append(settled_at < ends_at)
-    return [*conditions, *ids_within(connection, starts_at, ends_at, lag=lag)]
+    return [*conditions, *ids_within(connection, starts_at, ends_at)]
 
 
 def ids_within(
@@ -98,20 +91,15 @@ def ids_within(
     ends_at: datetime | None = None,
     *,
     id: Column[Any] = receipts.c.request_id,
-    lag: timedelta = LAG,
 ) -> list[ColumnElement[bool]]:
     """Return the SQL conditions for the ids that receipts settled in a span can have; none without
     partitions. ``id``: the column of another table that is joined by it."""
-    ranges = id_ranges(connection, starts_at, ends_at, lag=lag)
+    ranges = id_ranges(connection, starts_at, ends_at)
     return [or_(*((id >= first) & (id < end) for first, end in ranges))] if ranges else []
 
 
 def id_ranges(
-    connection: Connection,
-    starts_at: datetime,
-    ends_at: datetime | None = None,
-    *,
-    lag: timedelta = LAG,
+    connection: Connection, starts_at: datetime, ends_at: datetime | None = None
 ) -> list[IdRange]:
     """Return where the ids of receipts settled in a span can be; nothing without partitions, where
     they can be everywhere."""
@@ -121,7 +109,7 @@ def id_ranges(
     known = connection.execute(
         _UNUSUAL, {"first_month": month_of(starts_at), "last_month": month_of(until)}
     )
-    usual = first_request_id(max(starts_at, EPOCH) - lag), first_request_id(until + LEAD)
+    usual = first_request_id(max(starts_at, EPOCH) - LAG), first_request_id(until + LEAD)
     return [usual, *((row.first_id, f"{row.last_id}0") for row in known)]
 
 

@@ -215,18 +215,9 @@ def test_upstream_that_fails_is_down_and_then_back(
 
         failing.is_mended = True
         wait_for(lambda: ">up</span>" in row(), "the endpoint to be back", patience_s=90)
-        body = {"model": "looker", "input": {"messages": [{"role": "user", "content": "two"}]}}
-        accepted: list[str] = []
-
-        def is_accepted() -> bool:
-            answer = caller.http.post("/v1/requests", json=body)
-            if answer.status_code == 202:
-                accepted.append(answer.json()["id"])
-            return answer.status_code == 202
-
         # A gateway can learn it later than the console.
-        wait_for(is_accepted, "the gateway to offer it again")
-        assert ended(caller, accepted[0])["status"] == "succeeded"
+        stack.wait_for_model("looker")
+        assert ended(caller, order(caller, "looker", "two"))["status"] == "succeeded"
 
 
 def test_pages_are_shown_while_the_queue_server_is_away(tmp_path: Path, postgres: str) -> None:

@@ -132,6 +132,11 @@ def video(
         return writer.finish()
 
 
+def frames_ms(frames: int, fps: Fraction) -> int:
+    """Return the duration of a number of frames."""
+    return round(frames * 1000 / fps)
+
+
 class VideoWriter:
     """Encodes a video frame by frame, so that it is never in memory uncompressed.
 
@@ -167,7 +172,7 @@ class VideoWriter:
 
     @property
     def duration_ms(self) -> int:
-        return round(self.frames * 1000 / self._fps)
+        return frames_ms(self.frames, self._fps)
 
     def add(self, frame: Pixels) -> None:
         """Append ``(H, W, 3)``; all frames have the same size."""

@@ -10,7 +10,7 @@ from typing import Final
 
 from workers.contract.media import File, Medium, VideoFormat
 from workers.media import encode
-from workers.media.encode import CONTENT_TYPES, Origin, Overview, VideoWriter
+from workers.media.encode import CONTENT_TYPES, Origin, Overview, VideoWriter, frames_ms
 from workers.media.pixels import Audio, Pixels
 
 _RESOLUTIONS: Final = (480, 720, 1080, 1440, 2160, 4320)
@@ -54,7 +54,7 @@ class VideoFiles:
 
     @property
     def duration_ms(self) -> int:
-        return round(self.frames * 1000 / self._fps)
+        return frames_ms(self.frames, self._fps)
 
     def add(self, frame: Pixels) -> None:
         self.add_made(lambda: frame)

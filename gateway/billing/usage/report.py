@@ -168,8 +168,10 @@ class UsageSums:
     def add(self, rows: Iterable[tuple[datetime, Group]]) -> None:
         """Add groups of moments to the groups of their labels; times are those of the zone."""
         for at, group in rows:
-            labels = {**group.labels, **self._times(at)}
-            labels = {name: labels[name] for name in self.by}
+            times = self._times(at)
+            labels = {
+                name: times[name] if name in times else group.labels[name] for name in self.by
+            }
             place = tuple(labels.values())
             if place in self._groups:
                 self._groups[place].add(group)
@@ -179,11 +181,8 @@ class UsageSums:
 
     def _times(self, at: datetime) -> dict[str, str]:
         """Return the labels of a moment, in the zone."""
-        wanted = [name for name in TIMES if name in self.by]
-        if not wanted:
-            return {}
         local = at.astimezone(self.span.zone)
-        return {name: _TIME_LABELS[name](local) for name in wanted}
+        return {name: _TIME_LABELS[name](local) for name in self.by if name in TIMES}
 
 
 def usage(

@@ -42,8 +42,6 @@ FIRST_OUTPUTS_MAX: Final = 1_000
 """Maximum number of receipts from which the time to the first output is computed: the newest."""
 MINUTE_OUTPUTS_MAX: Final = 200
 """The same for each minute of the last hour."""
-_OUTPUT_LAG: Final = timedelta(hours=1)
-"""How long ago requests were accepted whose first output is read, before they were settled."""
 MINUTES: Final = 60
 MINUTES_READ_MAX: Final = 10
 """Minutes whose first outputs are read together."""
@@ -200,7 +198,7 @@ def _first_outputs(
     query = (
         select(receipts.c.timings)
         .where(
-            *settled_within(connection, since, until, lag=_OUTPUT_LAG),
+            *settled_within(connection, since, until),
             receipts.c.status == "succeeded",
             receipts.c.service_class == "standard",
         )

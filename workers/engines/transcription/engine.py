@@ -7,7 +7,7 @@ A window depends on nothing but its own recording, so a text does not depend on 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -187,9 +187,7 @@ class TranscriptionEngine(TorchEngine[Options, Transcriber, TranscriptionRequest
             call = SlicedCall(waiting, lambda: self._model.network.encode(windows))
         spent_s = call.spent_s
         encoded = call.run_slice()
-        active = [request for request in call.rows if self._is_active(request)]
-        for request in active:
-            weights[request.request_id] = (call.spent_s - spent_s) / len(active)
+        _share(weights, filter(self._is_active, call.rows), call.spent_s - spent_s)
         if encoded is None:
             self._encoding = call
         return call.rows, encoded
@@ -216,8 +214,7 @@ class TranscriptionEngine(TorchEngine[Options, Transcriber, TranscriptionRequest
                 if request.window is not None and not request.window.tokens:
                     self._drop_row(request)
             raise
-        for request in active:
-            weights[request.request_id] += (time.monotonic() - started_s) / len(active)
+        _share(weights, active, time.monotonic() - started_s)
 
     def _run_prefix(self, request: TranscriptionRequest) -> None:
         """Run the first tokens of a new window, after detecting the language if it is unknown."""
@@ -250,9 +247,7 @@ class TranscriptionEngine(TorchEngine[Options, Transcriber, TranscriptionRequest
         rows = list(self._rows)
         for request, own in zip(rows, scores, strict=True):
             self._take(request, own)
-        for request in rows:
-            id, share_s = request.request_id, (time.monotonic() - started_s) / len(rows)
-            weights[id] = weights.get(id, 0.0) + share_s
+        _share(weights, rows, time.monotonic() - started_s)
 
     def _take(self, request: TranscriptionRequest, scores: torch.Tensor) -> None:
         """Choose a window's next token; end the window if it is its last."""
@@ -276,3 +271,12 @@ class TranscriptionEngine(TorchEngine[Options, Transcriber, TranscriptionRequest
             self._rows[row] = moved
             assert moved.window is not None
             moved.window.row = row
+
+
+def _share(
+    weights: dict[RequestId, float], requests: Iterable[TranscriptionRequest], spent_s: float
+) -> None:
+    """Add equal shares of a time to the weights of the requests for which it was spent."""
+    ids = [request.request_id for request in requests]
+    for id in ids:
+        weights[id] = weights.get(id, 0.0) + spent_s / len(ids)
