@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -162,6 +163,55 @@ async def test_incomplete_or_too_long_stream_leaves_nothing_behind(tmp_path: Pat
             await blobs.put_stream(blob_key("acc", "file", "n", 0), chunks(breaks=breaks))
 
     assert [names for _, _, names in os.walk(tmp_path) if names] == []
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_cancelled_write_neither_follows_its_deletion_nor_reads_on(
+    ends: bool, tmp_path: Path
+) -> None:
+    blobs = Blobs(tmp_path.as_uri())
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"x" * 1000
+        if not ends:
+            await asyncio.sleep(3600)
+
+    for step in range(200):
+        key = blob_key("7", f"req_{step}", "n", 0)
+        write = asyncio.create_task(blobs.put_stream(key, chunks()))
+        for _ in range(step % 8):
+            await asyncio.sleep(0)
+        write.cancel()
+        await asyncio.wait([write])
+        await blobs.delete_request("7", f"req_{step}")
+
+    await asyncio.sleep(0.1)
+    assert [names for _, _, names in os.walk(tmp_path) if names] == []
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_cancelled_write_of_a_chunk_has_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A store whose threads go on after a cancellation, as they do in a rename."""
+    blobs = Blobs(tmp_path.as_uri())
+    file = tmp_path / "late"
+
+    def put_async(*_: object, **__: object) -> asyncio.Future[None]:
+        def rename() -> None:
+            time.sleep(0.2)
+            file.write_bytes(b"x")
+
+        return asyncio.get_running_loop().run_in_executor(None, rename)
+
+    monkeypatch.setattr("obstore.put_async", put_async)
+    write = asyncio.create_task(blobs.put(blob_key("7", "req_1", "n", 0), b"x"))
+    await asyncio.sleep(0.05)
+    write.cancel()
+    await asyncio.wait([write])
+
+    assert write.cancelled()
+    assert file.exists()
 
 
 WRITER = """

@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import io
 import re
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -33,6 +33,8 @@ HASHED_INLINE_BYTES: Final = 64 * 1024
 """Size up to which a blob is hashed on the event loop."""
 PARTS_AT_ONCE: Final = 2
 """Concurrent parts of a streamed write; each takes 5 MiB of memory."""
+STOPPED_WITHIN_S: Final = 5.0
+"""Longest wait for the end of a cancelled write; only a store that does not respond takes it."""
 
 _Store: TypeAlias = LocalStore | S3Store | MemoryStore
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
@@ -104,7 +106,11 @@ class Blobs:
     async def put(
         self, key: str, data: bytes, *, content_type: str = "application/octet-stream"
     ) -> BlobRef:
-        """Write a blob. When this returns, every process can read it."""
+        """Write a blob. When this returns, every process can read it.
+
+        When this is cancelled, the blob is written or not, and will not be written later: it can
+        be deleted.
+        """
         if len(data) > self._bytes_max:
             raise BlobTooLarge(f"{len(data)} bytes; the limit is {self._bytes_max}")
         # A thread costs as much as hashing some 64 KiB.
@@ -114,7 +120,7 @@ class Blobs:
         plain = isinstance(self._store, LocalStore)
         attributes = None if plain else {"Content-Type": content_type}
         with _translated(key):
-            await obstore.put_async(self._store, key, data, attributes=attributes)
+            await _end_of(obstore.put_async(self._store, key, data, attributes=attributes))
         return BlobRef(key, len(data), digest.hexdigest(), content_type)
 
     async def put_stream(
@@ -125,29 +131,21 @@ class Blobs:
         content_type: str = "application/octet-stream",
     ) -> BlobRef:
         """Like ``put``, for a stream of chunks of up to about a megabyte."""
-        digest = hashlib.sha256()
-        size = 0
-
-        async def measured() -> AsyncIterator[bytes]:
-            nonlocal size
-            async for chunk in chunks:
-                size += len(chunk)
-                if size > self._bytes_max:
-                    raise BlobTooLarge(f"more than the limit of {self._bytes_max} bytes")
-                digest.update(chunk)
-                yield chunk
-
+        source = _Source(chunks, self._bytes_max)
         plain = isinstance(self._store, LocalStore)
         attributes = None if plain else {"Content-Type": content_type}
         with _translated(key):
-            await obstore.put_async(
-                self._store,
-                key,
-                measured(),
-                attributes=attributes,
-                max_concurrency=PARTS_AT_ONCE,
+            await _end_of(
+                obstore.put_async(
+                    self._store,
+                    key,
+                    source.read(),
+                    attributes=attributes,
+                    max_concurrency=PARTS_AT_ONCE,
+                ),
+                source.stop,
             )
-        return BlobRef(key, size, digest.hexdigest(), content_type)
+        return BlobRef(key, source.size, source.digest.hexdigest(), content_type)
 
     async def get(self, ref: BlobRef) -> bytes:
         """Read and verify a blob."""
@@ -238,6 +236,36 @@ class Blobs:
             )
 
 
+class _Source:
+    """Chunks on their way to the store, which asks for each in a task of its own."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], bytes_max: int) -> None:
+        self.size = 0
+        self.digest = hashlib.sha256()
+        self._chunks = chunks
+        self._bytes_max = bytes_max
+        self._step: asyncio.Task[Any] | None = None
+        self._is_stopped = False
+
+    async def read(self) -> AsyncIterator[bytes]:
+        self._step = asyncio.current_task()
+        async for chunk in self._chunks:
+            self.size += len(chunk)
+            if self.size > self._bytes_max:
+                raise BlobTooLarge(f"more than the limit of {self._bytes_max} bytes")
+            self.digest.update(chunk)
+            yield chunk
+            if self._is_stopped:
+                raise asyncio.CancelledError
+            self._step = asyncio.current_task()
+
+    def stop(self) -> None:
+        """End a read that is under way, and refuse the next."""
+        self._is_stopped = True
+        if self._step is not None:
+            self._step.cancel()
+
+
 class _BlobFile(io.RawIOBase):
     """A blob as a file that can be read at any position, for readers that need few parts of it."""
 
@@ -269,6 +297,25 @@ class _BlobFile(io.RawIOBase):
         buffer[:length] = bytes(part)
         self._at += length
         return length
+
+
+async def _end_of(write: Awaitable[Any], stop: Callable[[], None] = lambda: None) -> None:
+    """Wait for the end of a write, cancelled or not.
+
+    The store's threads go on after a cancellation, and could write a blob that the caller has just
+    deleted.
+    """
+    writing = asyncio.ensure_future(write)
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        stop()
+        done, _ = await asyncio.wait([writing], timeout=STOPPED_WITHIN_S)
+        for each in done:
+            if not each.cancelled():
+                each.exception()  # read, so that asyncio does not report it
+        writing.cancel()
+        raise
 
 
 def _check(part: str) -> str:
