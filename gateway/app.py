@@ -45,6 +45,7 @@ from gateway.api.openapi.page import DocumentationPlugin
 from gateway.audit_log import Author
 from gateway.batches.runner import Runner
 from gateway.batches.stored import StoredOutputs
+from gateway.billing.usage.today import TodayUsage
 from gateway.billing.usage.traffic import TrafficHour
 from gateway.catalog.store import LiveCatalog
 from gateway.console.app import console_router, prepare_pages, refuse_route
@@ -226,6 +227,7 @@ def create_app(settings: Settings, *, part: Part = "all") -> Litestar:
                 visitors=Visitors(settings.public_catalog_per_minute),
                 attempts=Attempts(redis, namespace=settings.namespace),
                 traffic=TrafficHour(database),
+                today=TodayUsage(),
                 queue_server=QueueServer(redis, settings.namespace),
                 gateways=Gateways(redis, namespace=settings.namespace),
             )

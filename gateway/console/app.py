@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, cast
 from urllib.parse import urlencode
 
@@ -198,14 +199,14 @@ async def prepare_pages(app: Litestar) -> None:
     try:
         await asyncio.to_thread(compile_templates)
         await installation.read_reference(app)
-        await services.database.prepare_pages(_read)
+        await services.database.prepare_pages(partial(_read, services))
     except Exception:  # a boundary: the page that needs it says more
         log.exception("pages could not be prepared")
 
 
-def _read(connection: Connection) -> None:
+def _read(services: Services, connection: Connection) -> None:
     meet_partitions(connection)
-    home.read_overview(connection)
+    home.read_overview(services, connection)
 
 
 @get("/{rest:path}", opt={"open": True})

@@ -11,11 +11,12 @@ from sqlalchemy import func, select, update
 
 from gateway.accounts import accounts as accounts_module
 from gateway.audit_log import Author, record
+from gateway.billing.usage.report import Group
 from gateway.billing.usage.traffic import first_output_p95
 from gateway.catalog.problems import CatalogProblem
 from gateway.catalog.reloads import note_refusal
-from gateway.console.views.money import ALL_RULES, RULES, SumRow
-from gateway.console.views.overview import changes_of
+from gateway.console.views.money import ALL_RULES, RULES
+from gateway.console.views.overview import dearest
 from gateway.tables.core import accounts, periods, receipts
 from tests.console.seeding import Seeded, seeded_database
 from tests.console.visiting import Installation, installed
@@ -108,18 +109,19 @@ def test_books_are_proved_from_the_overview_by_those_who_may(
     assert ('action="/console/ledger/prove"' in page) is may
 
 
-def test_change_is_against_the_same_label_before() -> None:
-    def row(model: str, net: int) -> SumRow:
-        return SumRow({"model": model}, 1, net, 0, {}, 0, 0)
+def test_the_dearest_come_first_with_their_change_against_the_same_label_before() -> None:
+    def sums(**net: int) -> dict[str, Group]:
+        return {name: Group({}, 1, 1, 1_000 + nanos, 1_000) for name, nanos in net.items()}
 
-    now, before = (
-        [row("a", 150), row("b", 50), row("c", 7), row("d", 0)],
-        [row("a", 100), row("b", 100)],
-    )
+    rows = dearest(sums(d=0, b=50, a=150, c=7, e=-5, f=-6), sums(a=100, b=100))
 
-    assert changes_of(now, before, "model") == {
-        "a": "+50.0 %", "b": "\N{MINUS SIGN}50.0 %", "c": "new", "d": "\N{EN DASH}",
-    }  # fmt: skip
+    assert [(row.name, row.net_nanos, row.change) for row in rows] == [
+        ("a", 150, "+50.0 %"),
+        ("b", 50, "\N{MINUS SIGN}50.0 %"),
+        ("c", 7, "new"),
+        ("d", 0, "\N{EN DASH}"),
+        ("e", -5, "\N{EN DASH}"),
+    ]
 
 
 def test_accounts_near_zero_come_first_and_pages_go_on(filled: tuple[Installation, Seeded]) -> None:

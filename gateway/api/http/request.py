@@ -17,6 +17,7 @@ from gateway.accounts.visitors import Visitors
 from gateway.api.http.access import Access
 from gateway.api.http.large_bodies import Bodies
 from gateway.batches.runner import Runner
+from gateway.billing.usage.today import TodayUsage
 from gateway.billing.usage.traffic import TrafficHour
 from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.store import LiveCatalog
@@ -70,6 +71,7 @@ class Services:
     visitors: Visitors
     attempts: Attempts
     traffic: TrafficHour
+    today: TodayUsage
     queue_server: QueueServer
     gateways: Gateways
 

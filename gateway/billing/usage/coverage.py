@@ -78,6 +78,14 @@ def cover(
     )
 
 
+def closed_until(connection: Connection) -> datetime | None:
+    """Return a moment before which nothing is booked any more; None if no hour is sealed yet."""
+    hours, _, minutes = _built(connection)
+    if hours is None or minutes is None:
+        return hours and hours[1]
+    return max(hours[1], minutes[1])
+
+
 def _built(connection: Connection) -> tuple[Range | None, Range | None, Range | None]:
     """Return the spans of the hours, days and minutes that are built, in one statement."""
     row = connection.execute(_BUILT).one()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from zoneinfo import ZoneInfo
@@ -14,14 +14,14 @@ from sqlalchemy import Connection
 
 from gateway.accounts.accounts import Account, account_names
 from gateway.accounts.budgets import BudgetState, budget_states, list_budgets
-from gateway.api.http.request import ApiRequest
+from gateway.api.http.request import ApiRequest, Services
 from gateway.audit_log import AuditEvent
 from gateway.billing.reconciliation import Reconciliation, last_reconciliation
 from gateway.billing.statements.close import months_to_close
-from gateway.billing.usage.comparison import earlier_span
 from gateway.billing.usage.coverage import midnight
 from gateway.billing.usage.failures import Failures, count_failures
 from gateway.billing.usage.report import Filters, Group, Span, regroup, usage
+from gateway.billing.usage.today import DaySums
 from gateway.billing.usage.traffic import OpenHolds, first_output_p95, open_holds
 from gateway.catalog.reloads import last_load
 from gateway.checks.moments import read_moment
@@ -39,7 +39,9 @@ from gateway.console.views.formats import Clock, usd
 from gateway.console.views.limits import budget_urls
 from gateway.console.views.money import sum_rows, sum_total
 from gateway.console.views.overview import (
-    changes_of,
+    TOP,
+    TopRow,
+    dearest,
     hour_curves,
     load_text,
     overview_texts,
@@ -64,7 +66,6 @@ from gateway.operations.running.workers import list_workers
 from gateway.requests.lookup import RequestFilter, RequestPage, read_page
 from gateway.webhooks.deliveries import count_failing
 
-TOP: Final = 5
 LATEST: Final = 10
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
@@ -79,10 +80,9 @@ class Earnings:
 
     holds: OpenHolds
     proof: Reconciliation | None
-    by_account: list[Group]
-    by_model: list[Group]
-    before: list[Group]
-    """Usage of the same weekday a week before, until the same time."""
+    today: DaySums
+    accounts: Sequence[TopRow]
+    models: Sequence[TopRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,25 +112,25 @@ class AccountToday:
     """Prices that begin soon, of models that were used within the week."""
 
 
-def read_overview(connection: Connection) -> None:
+def read_overview(services: Services, connection: Connection) -> None:
     """Read what the first visit will read, so that its statements are known by then."""
     now = datetime.now(UTC)
-    _read_money(connection, "UTC", now)
+    _read_money(services, connection, "UTC", now)
     _read_condition(connection, now)
     read_page(connection, RequestFilter(None), limit=LATEST, cursor=None, oldest_first=False)
 
 
-def _read_money(connection: Connection, name: str, now: datetime) -> Earnings:
-    zone, since = ZoneInfo(name), Clock(name, now).midnight
-    today = usage(connection, Span(since, now, zone), ["account", "model"], Filters(), units=False)
-    whole = Span(since, midnight(since.astimezone(zone).date() + DAY, zone), zone)
-    before = earlier_span(whole, "weekdays", now=now).span
+def _read_money(services: Services, connection: Connection, zone: str, now: datetime) -> Earnings:
+    today = services.today.read(connection, zone, now)
+    before = services.today.week_before(connection, zone, now)
+    accounts = dearest(today.by_account, before.by_account)
+    names = account_names(connection, [int(row.name) for row in accounts])
     return Earnings(
         holds=open_holds(connection),
         proof=last_reconciliation(connection),
-        by_account=regroup(today, "account"),
-        by_model=regroup(today, "model"),
-        before=usage(connection, before, ["account", "model"], Filters(), units=False),
+        today=today,
+        accounts=[replace(row, name=names[int(row.name)]) for row in accounts],
+        models=dearest(today.by_model, before.by_model),
     )
 
 
@@ -165,7 +165,7 @@ class HomePages(Controller):
         # At the same time, because the servers compute beside the console.
         report = services.database.report
         money, condition, (latest, names), connected, gateways, _ = await asyncio.gather(
-            report(lambda each: _read_money(each, visitor.zone, now), account_id=None),
+            report(lambda each: _read_money(services, each, visitor.zone, now), account_id=None),
             report(lambda each: _read_condition(each, now), account_id=None),
             read_latest(),
             asked(list_workers(services.queue_server)),
@@ -174,9 +174,8 @@ class HomePages(Controller):
         )
         failed_logins = await services.attempts.failures.read()
         reports = await services.attempts.reports.read()
-        state = present(
-            services, today=sum_total(money.by_account), holds=money.holds, proof=money.proof
-        )
+        today = sum_total(money.today.by_model.values())
+        state = present(services, today=today, holds=money.holds, proof=money.proof)
         return await page(
             request,
             visitor,
@@ -188,12 +187,8 @@ class HomePages(Controller):
             proof=money.proof,
             booked_today=bookings_url(since),
             holding=open_requests_url(),
-            accounts=sum_rows(money.by_account)[:TOP],
-            models=sum_rows(money.by_model)[:TOP],
-            changes={
-                name: changes_of(sum_rows(rows), sum_rows(regroup(money.before, name)), name)
-                for name, rows in (("account", money.by_account), ("model", money.by_model))
-            },
+            accounts=money.accounts,
+            models=money.models,
             first_us=condition.first_us,
             to_close=condition.to_close,
             failing_webhooks=condition.failing_webhooks,

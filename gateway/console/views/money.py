@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,14 +52,14 @@ class SumRow:
         return self.net_nanos - self.expense_nanos
 
 
-def sum_rows(groups: Sequence[Group]) -> list[SumRow]:
+def sum_rows(groups: Iterable[Group]) -> list[SumRow]:
     """Return the rows of a report; the dearest first, unless they are of times."""
     rows = [_row(group) for group in groups]
     timed = any(name in ("hour", "day", "month") for row in rows for name in row.labels)
     return rows if timed else sorted(rows, key=lambda row: -row.net_nanos)
 
 
-def sum_total(groups: Sequence[Group]) -> SumRow:
+def sum_total(groups: Iterable[Group]) -> SumRow:
     return _row(total(groups))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gateway.audit_log import AuditEvent
 from gateway.billing.reconciliation import Reconciliation
+from gateway.billing.usage.report import Group
 from gateway.billing.usage.traffic import Flow, OpenHolds
 from gateway.console.views.formats import Clock, ago, count, duration, share, usd
 from gateway.console.views.money import SumRow
@@ -18,8 +20,19 @@ NO_QUEUE: Final = (
     "The queue server does not answer, so new requests are refused. Figures from the ledger are "
     "right."
 )
+TOP: Final = 5
 WIDTH: Final = 120
 HEIGHT: Final = 28
+
+
+@dataclass(frozen=True, slots=True)
+class TopRow:
+    """What an account or a model earned today, and how much more or less that is than before."""
+
+    name: str
+    requests: int
+    net_nanos: int
+    change: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +109,23 @@ def load_text(loaded: AuditEvent, clock: Clock) -> str:
     return f"loaded {how} {loaded.actor}{prices}"
 
 
-def changes_of(rows: Sequence[SumRow], before: Sequence[SumRow], name: str) -> dict[str, str]:
-    """Return by label how much more or less net cost rows have than those of an earlier span."""
-    earlier = {row.labels[name]: row.net_nanos for row in before}
-    return {
-        row.labels[name]: _change(row.net_nanos, earlier.get(row.labels[name], 0)) for row in rows
-    }
+def dearest(today: Mapping[str, Group], before: Mapping[str, Group]) -> list[TopRow]:
+    """Return the sums with the highest net cost, the highest first, beside earlier ones of the
+    same labels."""
+    top = heapq.nlargest(TOP, today.items(), key=lambda each: _net_nanos(each[1]))
+    return [
+        TopRow(
+            name=label,
+            requests=group.requests,
+            net_nanos=_net_nanos(group),
+            change=_change(_net_nanos(group), _net_nanos(before.get(label, Group({})))),
+        )
+        for label, group in top
+    ]
+
+
+def _net_nanos(group: Group) -> int:
+    return group.cost_nanos - group.refund_nanos
 
 
 def _change(now: int, before: int) -> str:
