@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from unittest import mock
@@ -13,7 +13,8 @@ import pytest
 from sqlalchemy import select
 
 from gateway.billing.usage import traffic
-from gateway.billing.usage.traffic import MINUTES, TrafficHour
+from gateway.billing.usage.traffic import MINUTES, FirstOutputs, TrafficHour
+from gateway.performance import SUCCESSES_MIN
 from gateway.sql.database import Database
 from gateway.tables.core import receipts
 from tests.console.seeding import Seeder
@@ -37,17 +38,19 @@ def order(database: Database, catalog: Path, *moments: datetime) -> None:
             seeder.request(account, key, at, entry=video)
 
 
-def known(database: Database) -> Mapping[int, int]:
-    """Return the p95 by minute from all receipts."""
+def times_by_minute(database: Database) -> Mapping[int, list[int]]:
+    """Return the times to the first output by minute from all receipts, the shortest first."""
     by_minute: defaultdict[int, list[int]] = defaultdict(list)
     succeeded = select(receipts).where(receipts.c.status == "succeeded")
     with database.transaction() as connection:
         for row in connection.execute(succeeded):
             if us := row.timings.get("first_token_us"):
                 by_minute[int(row.settled_at.timestamp()) // 60].append(us)
-    return {
-        minute: sorted(each)[math.ceil(0.95 * len(each)) - 1] for minute, each in by_minute.items()
-    }
+    return {minute: sorted(each) for minute, each in by_minute.items()}
+
+
+def p95(times: Sequence[int]) -> int:
+    return times[math.ceil(0.95 * len(times)) - 1]
 
 
 async def test_each_minute_has_its_p95_and_is_read_once(database: Database, catalog: Path) -> None:
@@ -77,5 +80,19 @@ async def test_each_minute_has_its_p95_and_is_read_once(database: Database, cata
     assert len(asked) == len(set(asked))
     last = int(now.timestamp()) // 60
     by_minute = {last - MINUTES + 1 + at: us for at, us in enumerate(found) if us is not None}
-    assert by_minute == known(database)
+    times = times_by_minute(database)
+    whole = sorted(us for of_minute in times.values() for us in of_minute)
+    assert by_minute == {minute: p95(each) for minute, each in times.items()}
     assert len(by_minute) == 3
+    assert hour.first_output() == FirstOutputs(len(whole), p95(whole))
+
+
+async def test_few_requests_have_no_p95_of_the_hour(database: Database, catalog: Path) -> None:
+    order(database, catalog, datetime.now(UTC) - timedelta(minutes=3))
+    hour = TrafficHour(database)
+
+    await hour.refresh()
+
+    found = hour.first_output()
+    assert 0 < found.requests < SUCCESSES_MIN
+    assert found.p95_us is None

@@ -38,10 +38,8 @@ ADMISSION: Final = timedelta(seconds=10)
 """Longest usual time from a request's id to its acceptance."""
 FRESH_S: Final = 0.5
 FAILED: Final = ("failed", "expired")
-FIRST_OUTPUTS_MAX: Final = 1_000
-"""Maximum number of receipts from which the time to the first output is computed: the newest."""
 MINUTE_OUTPUTS_MAX: Final = 200
-"""The same for each minute of the last hour."""
+"""Maximum number of receipts of a minute whose times to the first output are read: the newest."""
 MINUTES: Final = 60
 MINUTES_READ_MAX: Final = 10
 """Minutes whose first outputs are read together."""
@@ -169,41 +167,25 @@ def read_flows(connection: Connection, starts_at: datetime, ends_at: datetime) -
     return dict(found)
 
 
-def first_output_p95(connection: Connection, since: datetime) -> int | None:
-    """Return the p95 of the time to the first token or audio in µs; None with too few requests."""
-    found = _first_outputs(connection, since, None, limit=FIRST_OUTPUTS_MAX)
-    return _p95(found) if len(found) >= SUCCESSES_MIN else None
+def read_first_outputs(
+    connection: Connection, minutes: Collection[int]
+) -> dict[int, Sequence[int]]:
+    """Return the times to the first token or audio in µs, the shortest first, of the newest
+    requests of minutes, which are counted since 1970."""
+    return {minute: _first_outputs(connection, minute) for minute in minutes}
 
 
-def read_first_outputs(connection: Connection, minutes: Collection[int]) -> dict[int, int | None]:
-    """Return the p95 of the time to the first output in µs by minutes, counted since 1970; None
-    without such requests."""
-    return {
-        minute: _p95(
-            _first_outputs(
-                connection,
-                datetime.fromtimestamp(minute * 60, UTC),
-                datetime.fromtimestamp((minute + 1) * 60, UTC),
-                limit=MINUTE_OUTPUTS_MAX,
-            )
-        )
-        for minute in minutes
-    }
-
-
-def _first_outputs(
-    connection: Connection, since: datetime, until: datetime | None, *, limit: int
-) -> Sequence[int]:
-    """Return the times to the first output of the newest requests, the shortest first."""
+def _first_outputs(connection: Connection, minute: int) -> Sequence[int]:
+    starts_at, ends_at = (datetime.fromtimestamp(at * 60, UTC) for at in (minute, minute + 1))
     query = (
         select(receipts.c.timings)
         .where(
-            *settled_within(connection, since, until),
+            *settled_within(connection, starts_at, ends_at),
             receipts.c.status == "succeeded",
             receipts.c.service_class == "standard",
         )
         .order_by(receipts.c.settled_at.desc())
-        .limit(limit)
+        .limit(MINUTE_OUTPUTS_MAX)
     )
     all_us = (timings.get("first_token_us", 0) for timings in connection.scalars(query))
     return sorted(int(us) for us in all_us if us)
@@ -213,14 +195,22 @@ def _p95(ordered: Sequence[int]) -> int | None:
     return ordered[math.ceil(0.95 * len(ordered)) - 1] if ordered else None
 
 
+@dataclass(frozen=True, slots=True)
+class FirstOutputs:
+    """The p95 of the time to the first output in µs, of a number of requests; None of too few."""
+
+    requests: int
+    p95_us: int | None
+
+
 class TrafficHour:
     """The flows of the last hour, read step by step and kept."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._flows: dict[int, Flow] = {}
-        self._first_outputs: dict[int, int | None] = {}
-        """p95 of the minutes that have ended, by their number since 1970."""
+        self._first_outputs: dict[int, Sequence[int]] = {}
+        """Those of the minutes that have ended, by their number since 1970."""
         self._first: datetime | None = None
         """Start of what has been read, and the end of what need not be read again."""
         self._kept_until: datetime | None = None
@@ -246,7 +236,9 @@ class TrafficHour:
             minutes = self._missing_minutes(now)[: 1 if only_new else MINUTES_READ_MAX]
             past = max(first - CHUNK, _step_start(now - HOUR)) if first > now - HOUR else first
 
-            def read(connection: Connection) -> tuple[list[dict[int, Flow]], dict[int, int | None]]:
+            def read(
+                connection: Connection,
+            ) -> tuple[list[dict[int, Flow]], dict[int, Sequence[int]]]:
                 parts = [read_flows(connection, kept, now + timedelta(seconds=STEP_S))]
                 if past < first and not only_new:
                     parts.append(read_flows(connection, past, first))
@@ -263,8 +255,8 @@ class TrafficHour:
             for part in parts:
                 self._flows.update(part)
             self._first_outputs = {
-                minute: p95
-                for minute, p95 in (self._first_outputs | first_outputs).items()
+                minute: times
+                for minute, times in (self._first_outputs | first_outputs).items()
                 if minute >= _minute(now) - MINUTES
             }
             self._first = first if only_new else past
@@ -299,7 +291,12 @@ class TrafficHour:
         """Return the p95 of the time to the first output in µs for the last 60 minutes, the present
         one last; None without such requests, and for what has not been read yet."""
         last = _minute(now)
-        return [self._first_outputs.get(last - back) for back in reversed(range(MINUTES))]
+        return [_p95(self._first_outputs.get(last - back, ())) for back in reversed(range(MINUTES))]
+
+    def first_output(self) -> FirstOutputs:
+        """Return the time to the first output in the minutes of the hour that have been read."""
+        times = sorted(us for of_minute in self._first_outputs.values() for us in of_minute)
+        return FirstOutputs(len(times), _p95(times) if len(times) >= SUCCESSES_MIN else None)
 
     def _missing_minutes(self, now: datetime) -> Sequence[int]:
         """Return the minutes whose rows are committed and have not been read, newest first."""

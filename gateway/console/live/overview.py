@@ -16,7 +16,7 @@ from gateway.catalog.availability import availability
 from gateway.console.guards import no_page
 from gateway.console.live.topics import Latest, LiveSubject, Message, Topic, installation_topic
 from gateway.console.views.money import SumRow, sum_total
-from gateway.console.views.overview import Present, hour_curves, overview_texts
+from gateway.console.views.overview import Present, hour_curves, hour_texts, overview_texts
 from gateway.console.visitors import Visitor
 
 RECENT: Final = timedelta(minutes=5)
@@ -71,9 +71,9 @@ async def _find(services: Services, visitor: Visitor, rest: str) -> LiveSubject:
 
 async def _read_hour(services: Services) -> Message:
     await services.traffic.refresh()
-    now, traffic = datetime.now(UTC), services.traffic
-    curves = hour_curves(traffic.minutes(now), traffic.first_outputs(now))
-    return {"texts": {curve.name: curve.points for curve in curves}}
+    curves = hour_curves(services.traffic, datetime.now(UTC))
+    points = {curve.name: curve.points for curve in curves}
+    return {"texts": points | hour_texts(services.traffic)}
 
 
 TOPICS: Final[Sequence[Topic]] = (

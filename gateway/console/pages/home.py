@@ -22,7 +22,7 @@ from gateway.billing.usage.coverage import midnight
 from gateway.billing.usage.failures import Failures, count_failures
 from gateway.billing.usage.report import Filters, Group, Span, regroup, usage
 from gateway.billing.usage.today import DaySums
-from gateway.billing.usage.traffic import OpenHolds, first_output_p95, open_holds
+from gateway.billing.usage.traffic import OpenHolds, open_holds
 from gateway.catalog.reloads import last_load
 from gateway.checks.moments import read_moment
 from gateway.console.answers import see_other
@@ -43,6 +43,7 @@ from gateway.console.views.overview import (
     TopRow,
     dearest,
     hour_curves,
+    hour_texts,
     load_text,
     overview_texts,
     overview_title,
@@ -67,7 +68,6 @@ from gateway.requests.lookup import RequestFilter, RequestPage, read_page
 from gateway.webhooks.deliveries import count_failing
 
 LATEST: Final = 10
-HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
 WEEK: Final = timedelta(days=7)
 SOON: Final = timedelta(days=14)
@@ -90,7 +90,6 @@ class Condition:
     """What else the overview reads from SQL."""
 
     failures: Failures
-    first_us: int | None
     to_close: list[str]
     failing_webhooks: int
     loaded: AuditEvent | None
@@ -137,7 +136,6 @@ def _read_money(services: Services, connection: Connection, zone: str, now: date
 def _read_condition(connection: Connection, now: datetime) -> Condition:
     return Condition(
         failures=count_failures(connection, account_id=None, starts_at=now - DAY, ends_at=now),
-        first_us=first_output_p95(connection, now - HOUR),
         to_close=months_to_close(connection, now),
         failing_webhooks=count_failing(connection, now - DAY),
         loaded=last_load(connection),
@@ -182,14 +180,13 @@ class HomePages(Controller):
             "overview.html",
             title=overview_title(state),
             live=1,
-            texts=overview_texts(state),
-            curves=hour_curves(services.traffic.minutes(now), services.traffic.first_outputs(now)),
+            texts=overview_texts(state) | hour_texts(services.traffic),
+            curves=hour_curves(services.traffic, now),
             proof=money.proof,
             booked_today=bookings_url(since),
             holding=open_requests_url(),
             accounts=money.accounts,
             models=money.models,
-            first_us=condition.first_us,
             to_close=condition.to_close,
             failing_webhooks=condition.failing_webhooks,
             loaded=condition.loaded,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from gateway.audit_log import AuditEvent
 from gateway.billing.reconciliation import Reconciliation
 from gateway.billing.usage.report import Group
-from gateway.billing.usage.traffic import Flow, OpenHolds
+from gateway.billing.usage.traffic import Flow, OpenHolds, TrafficHour
 from gateway.console.views.formats import Clock, ago, count, duration, share, usd
 from gateway.console.views.money import SumRow
 from workers.contract.announcements import Announcement
@@ -151,15 +152,24 @@ class HourCurve:
     points: str
 
 
-def hour_curves(minutes: Sequence[Flow], first_outputs: Sequence[int | None]) -> list[HourCurve]:
+def hour_curves(traffic: TrafficHour, now: datetime) -> list[HourCurve]:
     """Return the curves of an hour, each scaled to its own highest minute."""
+    minutes = traffic.minutes(now)
     drawn: Sequence[tuple[str, str, Sequence[int | None]]] = (
         ("accepted", "Requests accepted", [flow.accepted for flow in minutes]),
         ("failed", "Requests that failed", [flow.failed for flow in minutes]),
         ("charged", "Charged", [flow.charged_nanos for flow in minutes]),
-        ("first", "p95 of the time to the first output", first_outputs),
+        ("first", "p95 of the time to the first output", traffic.first_outputs(now)),
     )
     return [HourCurve(f"{name}_curve", label, points_of(values)) for name, label, values in drawn]
+
+
+def hour_texts(traffic: TrafficHour) -> dict[str, str]:
+    """Return the figures of an hour that are read with its curves, by name."""
+    found = traffic.first_output()
+    if found.p95_us is None:
+        return {"first": "\N{EN DASH}", "first_of": "too few requests"}
+    return {"first": duration(found.p95_us), "first_of": f"of {_requests(found.requests)}"}
 
 
 def points_of(values: Sequence[int | None]) -> str:
