@@ -22,6 +22,7 @@ from gateway.accounts.accounts import (
 )
 from gateway.api.http.bodies import read_body
 from gateway.api.http.request import ApiRequest
+from gateway.billing.usage.minutes import floor_hour
 from gateway.billing.usage.report import Filters, Group, Span, regroup, usage
 from gateway.billing.usage.traffic import Activity, activity_of
 from gateway.checks.decoding import read_id
@@ -81,6 +82,7 @@ class AccountPages(Controller):
         least = query.one_of("order", [name for name, _ in ORDERS]) != "number"
         after = _place(query.text("cursor"))
         now = datetime.now(UTC)
+        since = floor_hour(now - WEEK)
 
         def read(
             connection: Connection,
@@ -98,7 +100,7 @@ class AccountPages(Controller):
                 )
             # A file has no usage.
             ids = () if query.rows > ROWS else tuple(account.id for account in found)
-            span = Span(now - WEEK, now, UTC_ZONE)
+            span = Span(since, now, UTC_ZONE)
             by = ["account_id", "day"]
             spent = usage(connection, span, by, Filters(ids), units=False) if ids else []
             return found, is_part, spent, activity_of(connection, ids[:ROWS])
@@ -115,9 +117,7 @@ class AccountPages(Controller):
             lists=LISTS,
             title="Accounts",
             rows=found[:ROWS],
-            proofs={
-                each.id: bookings_url(now - WEEK, now, account=each.name) for each in found[:ROWS]
-            },
+            proofs={each.id: bookings_url(since, now, account=each.name) for each in found[:ROWS]},
             holding={each.id: open_requests_url(each.name) for each in found[:ROWS]},
             spent={row.labels["account_id"]: row for row in sum_rows(regroup(spent, "account_id"))},
             days=_curves(spent, now),
