@@ -200,6 +200,7 @@ async def prepare_pages(app: Litestar) -> None:
         await asyncio.to_thread(compile_templates)
         await installation.read_reference(app)
         await services.database.prepare_pages(partial(_read, services))
+        await services.traffic.refresh()
     except Exception:  # a boundary: the page that needs it says more
         log.exception("pages could not be prepared")
 
