@@ -121,11 +121,16 @@ def memory_of(
 def weights_bytes(loaded: object) -> int:
     """Return the bytes of all parameters and buffers in a loaded model; shared ones count once."""
     sizes = {}
-    for module in _modules(loaded, 0, set()):
+    for module in modules_in(loaded):
         for tensor in chain(module.parameters(), module.buffers()):
             storage = tensor.untyped_storage()
             sizes[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values())
+
+
+def modules_in(loaded: object) -> Iterator[torch.nn.Module]:
+    """Find the modules of a loaded model, without those inside others."""
+    return _modules(loaded, 0, set())
 
 
 def _modules(value: Any, depth: int, seen: set[int]) -> Iterator[torch.nn.Module]:

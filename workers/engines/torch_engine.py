@@ -6,7 +6,6 @@ engine adds how its model is loaded, how a job is read, what it costs, and what 
 
 from __future__ import annotations
 
-import gc
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import torch
 
 from workers.contract.jobs import Failed, FailureCode, Job, RequestId, Usage
 from workers.contract.models import ModelSpec
+from workers.engines.freeing import COLLECTOR, parts_of
 from workers.engines.memory import demand_of, memory_of, total_bytes, weights_bytes
 from workers.engines.options import TorchOptions
 from workers.engines.threads import threads_for, use_threads
@@ -91,9 +91,9 @@ class TorchEngine(ABC, Generic[OptionsT, ModelT, RequestT]):
         self._weights_bytes = weights_bytes(self._loaded)
 
     def unload(self) -> None:
+        parts = parts_of(self._loaded)
         self._loaded = None
-        gc.collect()
-        torch.cuda.empty_cache()
+        COLLECTOR.free(parts)
 
     def admit(
         self, job: Job, clock: PhaseClock, files: Sequence[bytes] | Prepared = ()

@@ -24,7 +24,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -241,8 +241,8 @@ def _apply(
                 connection.send(measure(loop))
             case RemoveModel(model):
                 if waiting.pop(model, None) is None:
-                    with _freeing():
-                        loop.remove(model)
+                    loop.remove(model)
+                    _trim()
 
 
 def _carry_out(loop: StepLoop, change: Change, connection: Connection) -> None:
@@ -259,17 +259,13 @@ def _carry_out(loop: StepLoop, change: Change, connection: Connection) -> None:
 
 def _unload(loop: StepLoop, lane: Lane, connection: Connection, *, in_favour_of: str) -> None:
     log.info("model unloaded", extra={"model": lane.model, "in_favour_of": in_favour_of})
-    with _freeing():
-        loop.unload(lane.model)
+    loop.unload(lane.model)
+    _trim()
     connection.send(Unloaded(lane.model))
 
 
-@contextlib.contextmanager
-def _freeing() -> Iterator[None]:
-    """Let an engine's ``unload`` collect its cycles; frozen objects are not collected."""
-    gc.unfreeze()
-    yield
-    gc.freeze()
+def _trim() -> None:
+    """Return what an engine has freed to the system."""
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)

@@ -13,7 +13,6 @@ more in vain.
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ import torch
 
 from workers.contract.jobs import ChatInput, Event, Failed, Job, Outcome, RequestId, Tokens
 from workers.contract.models import ModelSpec
+from workers.engines.freeing import COLLECTOR, parts_of
 from workers.engines.llm.checkpoint import Checkpoint
 from workers.engines.llm.decoder import Decoder
 from workers.engines.llm.loading import Room, estimate_memory, inspect_models, make_decoders
@@ -165,9 +165,9 @@ class LlmEngine:
         self._cache_bytes = decoder.cache_bytes + own_bytes
 
     def unload(self) -> None:
+        parts = parts_of(self._loaded, self._loaded and self._loaded.decoder)
         self._loaded = self._ahead = None
-        gc.collect()
-        torch.cuda.empty_cache()
+        COLLECTOR.free(parts)
 
     def prepare(self, job: Job, files: Sequence[bytes]) -> Pictures:
         """Read the pictures of a conversation, on another thread."""
