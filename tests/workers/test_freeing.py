@@ -12,9 +12,8 @@ import torch
 
 from tests.workers.test_residency import CHAT
 from workers.contract.models import ModelSpec
-from workers.engines import freeing, registry
-from workers.engines.freeing import Collector, parts_of
-from workers.engines.memory import modules_in
+from workers.engines import memory, registry
+from workers.engines.memory import Collector, modules_in, parts_of
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +69,6 @@ def test_small_garbage_is_collected_after_a_while(monkeypatch: pytest.MonkeyPatc
     with mock.patch.object(gc, "collect") as collect:
         collector.free(())
         collect.assert_not_called()
-        monkeypatch.setattr(freeing, "INTERVAL_S", -1.0)
+        monkeypatch.setattr(memory, "COLLECTED_AFTER_S", -1.0)
         collector.free(())
         collect.assert_called_once()

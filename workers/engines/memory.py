@@ -1,11 +1,19 @@
-"""Recognises lack of memory, which is caused by a request or the load, not by the engine; and
-measures the memory of a device and of a model."""
+"""Recognises lack of memory, which is caused by a request or the load, not by the engine; measures
+the memory of a device and of a model; and frees a model that is unloaded.
+
+A collection walks every object of the libraries. It takes 0.2 s, in which no other model makes a
+token. So an unload makes one only if parts of the model refer to each other, and the first after a
+while for what small garbage others have left.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
-from collections.abc import Iterator, Mapping
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,6 +25,9 @@ from workers.contract.models import ModelSpec
 from workers.engines.footprint import weights_estimate
 from workers.engines.options import TorchOptions
 from workers.protocol.engine import Demand, Memory
+
+COLLECTED_AFTER_S: Final = 600.0
+"""Time after a collection until an unload makes the next one in any case."""
 
 _DEPTH_MAX: Final = 5
 """Depth to which modules are looked for in a loaded model."""
@@ -152,3 +163,32 @@ def _modules(value: Any, depth: int, seen: set[int]) -> Iterator[torch.nn.Module
             parts += [getattr(value, each.name, None) for each in fields(value)]
     for part in parts:
         yield from _modules(part, depth + 1, seen)
+
+
+Parts = Sequence[weakref.ref[Any]]
+
+
+def parts_of(loaded: object, *further: object) -> Parts:
+    """Return the modules of a loaded model and ``further`` parts of it, without keeping them."""
+    return [weakref.ref(part) for part in (*modules_in(loaded), *further) if part is not None]
+
+
+class Collector:
+    def __init__(self) -> None:
+        self._collected_s = time.monotonic()
+
+    def free(self, parts: Parts) -> None:
+        """Free what is left of a model after the last reference to it has gone."""
+        is_held = any(part() is not None for part in parts)
+        if is_held or time.monotonic() - self._collected_s > COLLECTED_AFTER_S:
+            frozen = gc.get_freeze_count() > 0
+            gc.unfreeze()
+            gc.collect()
+            if frozen:
+                gc.freeze()
+            self._collected_s = time.monotonic()
+        torch.cuda.empty_cache()
+
+
+COLLECTOR: Final = Collector()
+"""That of this process."""

@@ -17,8 +17,14 @@ import torch
 
 from workers.contract.jobs import Failed, FailureCode, Job, RequestId, Usage
 from workers.contract.models import ModelSpec
-from workers.engines.freeing import COLLECTOR, parts_of
-from workers.engines.memory import demand_of, memory_of, total_bytes, weights_bytes
+from workers.engines.memory import (
+    COLLECTOR,
+    demand_of,
+    memory_of,
+    parts_of,
+    total_bytes,
+    weights_bytes,
+)
 from workers.engines.options import TorchOptions
 from workers.engines.threads import threads_for, use_threads
 from workers.media.pixels import MediaError

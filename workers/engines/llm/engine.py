@@ -24,7 +24,6 @@ import torch
 
 from workers.contract.jobs import ChatInput, Event, Failed, Job, Outcome, RequestId, Tokens
 from workers.contract.models import ModelSpec
-from workers.engines.freeing import COLLECTOR, parts_of
 from workers.engines.llm.checkpoint import Checkpoint
 from workers.engines.llm.decoder import Decoder
 from workers.engines.llm.loading import Room, estimate_memory, inspect_models, make_decoders
@@ -46,7 +45,13 @@ from workers.engines.llm.steps.verification import Verification, Verifying
 from workers.engines.llm.tools import is_constrained
 from workers.engines.llm.vision.pictures import Picture, PicturePrompt
 from workers.engines.llm.vision.reader import Pictures
-from workers.engines.memory import is_out_of_memory, memory_of, translate_memory_errors
+from workers.engines.memory import (
+    COLLECTOR,
+    is_out_of_memory,
+    memory_of,
+    parts_of,
+    translate_memory_errors,
+)
 from workers.engines.threads import threads_for, use_threads
 from workers.protocol.engine import (
     Admission,
