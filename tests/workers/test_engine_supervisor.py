@@ -206,7 +206,8 @@ async def _measured(owner: Owner) -> None:
 
 async def test_first_model_takes_jobs_before_the_last_one_is_loaded() -> None:
     last = echo("last", load_us=60_000_000)
-    async with hosted(echo(), echo("next", load_us=50_000), last, loaded=False) as owner:
+    # The job must come before the last load, which lets nothing run.
+    async with hosted(echo(), echo("next", load_us=3_000_000), last, loaded=False) as owner:
         await owner.until(lambda: owner.host.takes("echo"))
         assert (owner.host.takes("last"), owner.host.obstacle("last")) == (
             False,
