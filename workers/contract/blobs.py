@@ -310,11 +310,9 @@ async def _end_of(write: Awaitable[Any], stop: Callable[[], None] = lambda: None
         await asyncio.shield(writing)
     except asyncio.CancelledError:
         stop()
-        done, _ = await asyncio.wait([writing], timeout=STOPPED_WITHIN_S)
-        for each in done:
-            if not each.cancelled():
-                each.exception()  # read, so that asyncio does not report it
-        writing.cancel()
+        await asyncio.wait([writing], timeout=STOPPED_WITHIN_S)
+        if not writing.cancel() and not writing.cancelled():
+            writing.exception()  # read, so that asyncio does not report it
         raise
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -25,6 +25,8 @@ from workers.contract.models import ModelSpec
 from workers.engines.footprint import weights_estimate
 from workers.engines.options import TorchOptions
 from workers.protocol.engine import Demand, Memory
+
+Parts: TypeAlias = Sequence[weakref.ref[Any]]
 
 COLLECTED_AFTER_S: Final = 600.0
 """Time after a collection until an unload makes the next one in any case."""
@@ -165,15 +167,14 @@ def _modules(value: Any, depth: int, seen: set[int]) -> Iterator[torch.nn.Module
         yield from _modules(part, depth + 1, seen)
 
 
-Parts = Sequence[weakref.ref[Any]]
-
-
 def parts_of(loaded: object, *further: object) -> Parts:
     """Return the modules of a loaded model and ``further`` parts of it, without keeping them."""
     return [weakref.ref(part) for part in (*modules_in(loaded), *further) if part is not None]
 
 
 class Collector:
+    """Collects what unloaded models leave, as seldom as it can."""
+
     def __init__(self) -> None:
         self._collected_s = time.monotonic()
 

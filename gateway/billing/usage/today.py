@@ -6,11 +6,11 @@ were closed since, and what is still open. Accounts are known by their numbers, 
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -18,10 +18,10 @@ from sqlalchemy import Connection
 
 from gateway.billing.usage.comparison import earlier_span
 from gateway.billing.usage.coverage import closed_until, midnight
+from gateway.billing.usage.days import DAY
 from gateway.billing.usage.minutes import floor_minute
 from gateway.billing.usage.report import Filters, Group, Span, regroup, usage
 
-DAY: Final = timedelta(days=1)
 ZONES_MAX: Final = 8
 """Maximum number of zones whose sums are kept: those that were read last."""
 
@@ -44,34 +44,25 @@ class TodayUsage:
     """Reads the sums of zones. Threads may read at the same time."""
 
     def __init__(self) -> None:
-        self._zones: OrderedDict[str, _Zone] = OrderedDict()
-        self._lock = threading.Lock()
+        self._zones = functools.lru_cache(ZONES_MAX)(_Zone)
 
     def read(self, connection: Connection, zone: str, now: datetime) -> DaySums:
         """Sum the present day of a zone."""
-        kept = self._zone(zone)
+        kept = self._zones(zone)
         return kept.today.read(connection, replace(_day(kept.zone, now), ends_at=now))
 
     def week_before(self, connection: Connection, zone: str, now: datetime) -> DaySums:
         """Sum the same weekday before, until the same minute."""
-        kept = self._zone(zone)
+        kept = self._zones(zone)
         day = _day(kept.zone, now)
         return kept.before.read(
             connection, earlier_span(day, "weekdays", now=floor_minute(now)).span
         )
 
-    def _zone(self, name: str) -> _Zone:
-        with self._lock:
-            found = self._zones.pop(name, None) or _Zone(ZoneInfo(name))
-            self._zones[name] = found
-            if len(self._zones) > ZONES_MAX:
-                self._zones.popitem(last=False)
-            return found
-
 
 class _Zone:
-    def __init__(self, zone: ZoneInfo) -> None:
-        self.zone = zone
+    def __init__(self, name: str) -> None:
+        self.zone = ZoneInfo(name)
         self.today = _KeptSums()
         self.before = _KeptSums()
 
