@@ -41,19 +41,21 @@ class Upscaler:
     def __init__(self, path: str, options: Options, batcher: CooperativeBatcher) -> None:
         spec = _spec(path, options)
         try:
-            self._network = Network(spec, upscale_options.read_options(spec))
+            network = Network(spec, upscale_options.read_options(spec))
         except ValueError as error:
             raise ValueError(f"the upscaler: {error}") from error
-        self.scale = self._network.scale
-        self._upscale_tiles = batcher.batch_point("upscaler", self._call, "postprocess")
 
-    def _call(self, tiles: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(self._network.upscale(tiles.numpy()))
+        def upscale(tiles: torch.Tensor) -> torch.Tensor:
+            return torch.from_numpy(network.upscale(tiles.numpy()))
+
+        self.scale = network.scale
+        self._tile = network.tile
+        self._upscale_tiles = batcher.batch_point("upscaler", upscale, "postprocess")
 
     def upscale(self, pixels: Pixels, scale: int) -> Pixels:
         """Upscale ``(H, W, 3)`` by ``scale``, which is at most the network's factor."""
         height, width = pixels.shape[:2]
-        grid = plan(height, width, tile=self._network.tile, overlap=_OVERLAP)
+        grid = plan(height, width, tile=self._tile, overlap=_OVERLAP)
         canvas = Canvas(pixels, grid, self.scale)
         for tile in range(grid.tiles):
             crop = torch.from_numpy(np.ascontiguousarray(canvas.cut(tile))[None])
