@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.workers.driving import PhaseNames
 from workers.engines import interrupting
 from workers.engines.cooperative_batching import CooperativeBatcher, PipelineRun, Stopped
 from workers.engines.devices import STAGES_AHEAD, DeviceProgress
+from workers.engines.interrupting import Interruptible
 
 LAYERS = 6
 
@@ -262,6 +264,58 @@ class Event:
 
     def synchronize(self) -> None:
         type(self).device_is_at = max(self.device_is_at, self.number)
+
+
+@pytest.mark.parametrize("mask", [None, "rows", "heads", "queries"])
+@pytest.mark.parametrize(
+    ("length", "keys", "heads", "width"),
+    [(2400, 2400, 2, 16), (1000, 77, 5, 8), (1537, 1700, 1, 40), (300, 300, 9, 8)],
+)
+def test_attention_in_parts_is_equal_bit_by_bit(
+    length: int,
+    keys: int,
+    heads: int,
+    width: int,
+    mask: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interrupting, "_PRODUCTS_MIN", 1)
+    interrupting.add_hooks(torch.nn.Linear(1, 1))
+    torch.manual_seed(0)
+    query, key, value = (
+        torch.randn(2, size, heads, width).transpose(1, 2) for size in (length, keys, keys)
+    )
+    masks = {
+        "rows": torch.rand(2, 1, 1, keys) < 0.7,
+        "heads": torch.randn(2, heads, 1, keys),
+        "queries": torch.rand(length, keys) < 0.7,
+    }
+    found: list[torch.Tensor] = []
+
+    def attend() -> None:
+        found.append(F.scaled_dot_product_attention(query, key, value, masks.get(mask or "")))
+
+    attend()
+    slices = 0
+    computation = Interruptible(attend, slice_s=0.0, now_s=lambda: 0.0)
+    while not computation.run_slice():
+        slices += 1
+
+    whole, in_parts = found
+    assert torch.equal(in_parts, whole)
+    assert in_parts.stride() == whole.stride()
+    assert slices >= 2
+
+
+def test_causal_attention_is_one_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupting, "_PRODUCTS_MIN", 1)
+    interrupting.add_hooks(torch.nn.Linear(1, 1))
+    query = torch.randn(1, 2, 2000, 8)
+
+    def attend() -> None:
+        F.scaled_dot_product_attention(query, query, query, is_causal=True)
+
+    assert Interruptible(attend, slice_s=0.0, now_s=lambda: 0.0).run_slice()
 
 
 def test_layers_on_a_gpu_are_enqueued_a_few_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 The computation is a greenlet, as pipelines are (``cooperative_batching``): the library's forward
 passes stay as they are, hooks before their layers suspend it once its slice of time is over, and
 the next slice continues behind the same hook. The order of operations is unchanged, so results are
-equal bit by bit. A single layer is never interrupted.
+equal bit by bit. A single operation is never interrupted; large attention on a CPU becomes several.
 
 The modes of torch belong to the thread, not to the greenlet. A computation is therefore suspended
 only where they are those that it was started with: without gradients, and not in a region of
@@ -12,11 +12,13 @@ autocast or inference mode.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import torch
+import torch.nn.functional as F
 from greenlet import getcurrent, greenlet
 
 from workers.engines.devices import PROGRESS
@@ -26,10 +28,14 @@ SLICE_S: Final = 0.02
 """Time after which a computation is interrupted. With the layer that is running then, a decode step
 of a stream waits less than 50 ms."""
 
-
 RowsT = TypeVar("RowsT")
 ResultT = TypeVar("ResultT")
 _CONVOLUTIONS: Final = (torch.nn.Conv2d, torch.nn.Conv3d)
+_PART_QUERIES: Final = 768
+"""Queries of a part of attention, for each thread. From this many on, torch's kernel for CPUs takes
+blocks of the same size however many there are, so parts are equal to the whole bit by bit."""
+_PRODUCTS_MIN: Final = 2**28
+"""Products of queries and keys, some 10 ms of a core, from which attention is computed in parts."""
 
 
 class Interruptible(greenlet):
@@ -106,6 +112,8 @@ def add_hooks(module: torch.nn.Module, *, also: Sequence[torch.nn.Module] = ()) 
     """
     on_cuda = any(weight.is_cuda for weight in module.parameters())
     hook = _pause_on_cuda if on_cuda else _pause
+    if not on_cuda:
+        _interrupt_attention()
     for layer in dict.fromkeys([*_layers(module, convolutions=not on_cuda), *also]):
         layer.register_forward_pre_hook(hook)
 
@@ -121,6 +129,67 @@ def _layers(module: torch.nn.Module, *, convolutions: bool) -> Iterator[torch.nn
             yield from (layer for layer in part if layer is not None and any(layer.children()))
         elif convolutions and isinstance(part, _CONVOLUTIONS):
             yield part
+
+
+@functools.cache
+def _interrupt_attention() -> None:
+    """Let attention on a CPU be interrupted. Libraries look the function up for each call."""
+    F.scaled_dot_product_attention = functools.partial(_attend, F.scaled_dot_product_attention)
+
+
+def _attend(
+    whole: Callable[..., torch.Tensor],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> torch.Tensor:
+    """Compute attention, in parts with pauses between them if it takes long."""
+    if (
+        not isinstance(getcurrent(), Interruptible)
+        or query.numel() * key.shape[-2] < _PRODUCTS_MIN
+        or not query.is_cpu
+        or query.dtype != torch.float32  # of others, the kernel chooses by the number of heads
+        or query.ndim != 4
+        or query.shape[:2] != key.shape[:2]
+        or query.shape[-1] != value.shape[-1]
+        or dropout_p
+        or is_causal
+    ):
+        return whole(query, key, value, attn_mask, dropout_p, is_causal, **options)
+    batch, heads, length, width = query.shape
+    attended = query.new_empty(batch, length, heads, width).transpose(1, 2)  # as the kernel's
+    for part in _parts(batch, heads, length):
+        rows, of_heads, _ = part
+        mask = None if attn_mask is None else _mask_of(attn_mask, part)
+        attended[part] = whole(
+            query[part], key[rows, of_heads], value[rows, of_heads], mask, **options
+        )
+        _pause()
+    return attended
+
+
+def _mask_of(mask: torch.Tensor, part: Sequence[slice]) -> torch.Tensor:
+    mask = mask[(None,) * (4 - mask.ndim)]
+    sizes = mask.shape[:3]
+    return mask[
+        tuple(one if size > 1 else slice(None) for one, size in zip(part, sizes, strict=True))
+    ]
+
+
+def _parts(batch: int, heads: int, length: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Yield rows, heads and queries of the parts of attention, each enough for all threads."""
+    queries = _PART_QUERIES * torch.get_num_threads()
+    heads_each = max(queries // length, 1)
+    starts = range(0, max(length - queries, 0) + 1, queries)  # the last part has the rest
+    for row in range(batch):
+        for head in range(0, heads, heads_each):
+            for start in starts:
+                end = length if start == starts[-1] else start + queries
+                yield slice(row, row + 1), slice(head, head + heads_each), slice(start, end)
 
 
 def _pause(*_: Any) -> None:
