@@ -45,8 +45,9 @@ VISITS: Final = int(os.environ.get("BENCH_VISITS", "20"))
 PAUSE_S: Final = 0.25
 """Time for which each of several visitors looks at a page."""
 LOAD_S: Final = 20.0
-SETTLED_S: Final = 10.0
-"""Time after the start, in which the console prepares its statements."""
+SETTLING_S: Final = 10.0
+SETTLED_MS: Final = 40.0
+"""Processor time in a second of a gateway and a console of which nobody wants anything."""
 VIEWERS: Final = 20
 CROWD: Final = 200
 """Viewers of the live overview whose processor time is measured: as many as a gateway takes."""
@@ -113,7 +114,7 @@ def measure(name: str, url: str, directory: Path) -> None:
     product = start_product(home, url)
     try:
         _sizes(name, product)
-        time.sleep(SETTLED_S)
+        _settle(product)
         alone, watched = [], []
         with _visitor(product, url) as client:
             paths = _pages(client)
@@ -167,6 +168,17 @@ def _sizes(name: str, product: Product) -> None:
             sizes[asset.rpartition(".")[2]] = sizes.get(asset.rpartition(".")[2], 0) + size
     text_ = ", ".join(f"{kind} {size / 1000:.1f} kB" for kind, size in sizes.items())
     print(f"\n{name}: assets of a first page, compressed: {text_}", flush=True)
+
+
+def _settle(product: Product) -> None:
+    """Wait for what a start and a new history cause: the console prepares its pages, the gateway
+    closes a month and proves all receipts."""
+    while True:
+        before = consumption(roles(product))
+        time.sleep(SETTLING_S)
+        spent = consumption(roles(product)).since(before, SETTLING_S)
+        if all(spent.cpu_ms[role] < SETTLED_MS for role in CONSOLE_ROLES):
+            return
 
 
 @contextmanager
@@ -258,22 +270,24 @@ def _visit(client: httpx.Client, path: str, times: int) -> Visits:
 
 
 def _read_beside(product: Product, url: str, paths: list[str]) -> tuple[list[Visits], Figures]:
-    """Read all pages by several visitors while chat is ordered, until both have ended."""
+    """Read all pages by several visitors, who begin at different ones, while chat is ordered; until
+    both have ended."""
     found: dict[str, list[Visits]] = {path: [] for path in paths}
     ended = threading.Event()
     ready = threading.Barrier(READERS + 1)
 
-    def read() -> None:
+    def read(first: int) -> None:
         with _visitor(product, url) as client:
             ready.wait()
             rounds = 0
             while rounds < VISITS // 4 or not ended.is_set():
-                for path in paths:
+                for path in paths[first:] + paths[:first]:
                     found[path].append(_visit(client, path, 1))
                     time.sleep(PAUSE_S)
                 rounds += 1
 
-    readers = [threading.Thread(target=read) for _ in range(READERS)]
+    firsts = [len(paths) * number // READERS for number in range(READERS)]
+    readers = [threading.Thread(target=read, args=(each,)) for each in firsts]
     for reader in readers:
         reader.start()
     ready.wait()

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, String, cast, select
 
 from gateway.tables.core import receipts
 
-NEWEST: Final = 5_000
+NEWEST: Final = 2_000
 """Requests whose tags are looked at."""
 NAMES_MAX: Final = 50
 

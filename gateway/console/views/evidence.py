@@ -27,8 +27,8 @@ def bookings_url(
     chosen = {
         "account": ALL,
         **{name: value for name, value in filters.items() if value is not None},
-        "from": timestamp(starts_at),
-        "to": None if ends_at is None else timestamp(ends_at),
+        "from": _stamped(starts_at),
+        "to": None if ends_at is None else _stamped(ends_at),
     }
     return _url(BOOKINGS, chosen)
 
@@ -43,7 +43,7 @@ def open_requests_url(
 
 def accepted_url(account: str | None, starts_at: datetime | None, **filters: str | None) -> str:
     """Return the address of the requests that were accepted since a moment, with their sums."""
-    since = None if starts_at is None else timestamp(starts_at)
+    since = None if starts_at is None else _stamped(starts_at)
     return _url(REQUESTS, {"account": account or ALL, **filters, "from": since, "sum": "yes"})
 
 
@@ -92,6 +92,11 @@ def _within(span: Span, unit: str, label: str) -> Span:
 def _url(path: str, values: Mapping[str, str | None]) -> str:
     chosen = (f"{name}={_quoted(value)}" for name, value in values.items() if value)
     return f"{path}?{'&'.join(chosen)}"
+
+
+@functools.lru_cache(1024)
+def _stamped(moment: datetime) -> str:
+    return timestamp(moment)
 
 
 @functools.lru_cache(4096)
