@@ -209,7 +209,7 @@ class Consumption:
     wakeups: dict[str, float]
     """Voluntary context switches of all threads: how often one slept and was woken."""
 
-    def since(self, earlier: Consumption, count: int) -> Consumption:
+    def since(self, earlier: Consumption, count: float) -> Consumption:
         """Return the consumption since an earlier reading, divided by ``count``."""
         return Consumption(
             {role: (ms - earlier.cpu_ms[role]) / count for role, ms in self.cpu_ms.items()},
