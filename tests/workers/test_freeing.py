@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -12,9 +11,9 @@ import msgspec
 import pytest
 import torch
 
-from workers.contract.models import read_specs
+from workers.contract.models import ModelSpec, read_specs
 from workers.engines import memory, registry
-from workers.engines.memory import Collector, modules_in, parts_of
+from workers.engines.memory import Collector, parts_of
 
 SHIPPED = [
     spec
@@ -34,13 +33,12 @@ def frozen() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.mark.parametrize("name", [spec.name for spec in SHIPPED])
-def test_shipped_model_is_freed_without_a_collection(name: str) -> None:
-    [spec] = [spec for spec in SHIPPED if spec.name == name]
+@pytest.mark.parametrize("spec", SHIPPED, ids=lambda spec: spec.name)
+def test_shipped_model_is_freed_without_a_collection(spec: ModelSpec) -> None:
     loaded = registry.create(msgspec.structs.replace(spec, options={**spec.options, "threads": 1}))
     loaded.load()
     gc.collect()  # as the process does after each load
-    parts = [weakref.ref(module) for module in modules_in(loaded)]
+    parts = parts_of(loaded)
     assert parts or spec.engine == "music"  # which is tables, not modules
 
     with mock.patch.object(gc, "collect") as collect:

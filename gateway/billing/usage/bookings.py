@@ -18,7 +18,7 @@ from gateway.billing.usage.report import Filters, Span
 from gateway.billing.usage.sums import filter_conditions
 from gateway.checks.moments import EPOCH, microseconds_of
 from gateway.errors import InvalidRequest
-from gateway.ids import first_request_id, id_before, is_request_id
+from gateway.ids import first_request_id, is_request_id
 from gateway.sql.partitions import is_partitioned
 from gateway.tables.core import accounts, keys, receipts, refunds
 from gateway.tables.settlement_time import refunded_within, settled_within
@@ -118,15 +118,17 @@ def _starts(
         began_last = (
             select(receipts.c.settled_at)
             .where(
-                receipts.c.request_id.between(first_request_id(recent), id_before(end)),
+                receipts.c.request_id >= first_request_id(recent),
+                receipts.c.request_id < first_request_id(end),
                 receipts.c.settled_at < end,
             )
             .order_by(receipts.c.request_id.desc())
             .limit(limit)
             .subquery()
         )
-        earliest = connection.scalar(select(func.min(began_last.c.settled_at)))
-        if earliest is not None and recent < earliest:
+        moment = began_last.c.settled_at
+        found, earliest = connection.execute(select(func.count(), func.min(moment))).one()
+        if found == limit and recent < earliest:
             yield earliest
         if span.starts_at < recent:
             yield recent
