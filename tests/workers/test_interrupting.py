@@ -235,17 +235,19 @@ def test_only_layers_with_parts_are_interrupted() -> None:
     assert hooked == list(network.layers)
 
 
-def test_convolutions_are_interrupted_wherever_they_are() -> None:
+def test_what_decoders_consist_of_is_interrupted_wherever_it_is() -> None:
     network = torch.nn.Sequential(
         torch.nn.Conv2d(1, 1, 1),
         torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Conv3d(1, 1, 1), torch.nn.ReLU())]),
+        torch.nn.GroupNorm(1, 1),
+        torch.nn.SiLU(),
         torch.nn.Linear(1, 1),
     )
 
     interrupting.add_hooks(network)
 
     hooked = [type(part).__name__ for part in network.modules() if part._forward_pre_hooks]
-    assert hooked == ["Conv2d", "Sequential", "Conv3d"]
+    assert hooked == ["Conv2d", "Sequential", "Conv3d", "GroupNorm", "SiLU"]
     assert all(len(part._forward_pre_hooks) <= 1 for part in network.modules())
 
 
@@ -316,6 +318,83 @@ def test_causal_attention_is_one_operation(monkeypatch: pytest.MonkeyPatch) -> N
         F.scaled_dot_product_attention(query, query, query, is_causal=True)
 
     assert Interruptible(attend, slice_s=0.0, now_s=lambda: 0.0).run_slice()
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in interrupting._TESTED,
+    reason="convolutions are divided on processors with AVX2",
+)
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("batch", "channels", "height", "width", "made"),
+    [
+        (1, 32, 64, 200, 32),
+        (2, 64, 41, 90, 16),
+        (1, 3, 400, 300, 64),
+        (1, 64, 60, 100, 3),
+        (1, 20, 77, 150, 12),
+        (1, 512, 24, 40, 128),
+    ],
+)
+def test_a_convolution_in_parts_is_equal_bit_by_bit(
+    batch: int,
+    channels: int,
+    height: int,
+    width: int,
+    made: int,
+    bias: bool,
+    order: torch.memory_format,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interrupting, "_PART_PRODUCTS", 1)
+    torch.manual_seed(0)
+    layer = torch.nn.Conv2d(channels, made, 3, padding=1, bias=bias)
+    interrupting.add_hooks(layer)
+    pixels = torch.randn(batch, channels, height, width).contiguous(memory_format=order)
+    found: list[torch.Tensor] = []
+
+    def convolve() -> None:
+        found.append(layer(pixels))
+
+    with torch.no_grad():
+        convolve()
+    slices = 0
+    computation = Interruptible(convolve, slice_s=0.0, now_s=lambda: 0.0)
+    while not computation.run_slice():
+        slices += 1
+
+    whole, in_parts = found
+    assert torch.equal(in_parts, whole)
+    assert in_parts.stride() == whole.stride()
+    assert slices >= 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel_size": 1},
+        {"kernel_size": 5, "padding": 2},
+        {"kernel_size": 3, "padding": 1, "stride": 2},
+        {"kernel_size": 3, "padding": 2, "dilation": 2},
+        {"kernel_size": 3, "padding": 1, "groups": 2},
+        {"kernel_size": 3, "padding": "same"},
+        {"kernel_size": 3, "padding": 1, "dtype": torch.bfloat16},
+    ],
+    ids=str,
+)
+def test_other_convolutions_are_one_operation(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupting, "_PART_PRODUCTS", 1)
+    layer = torch.nn.Conv2d(32, 32, **options)
+    interrupting.add_hooks(layer)
+    pixels = torch.randn(1, 32, 64, 200, dtype=layer.weight.dtype)
+
+    computation = Interruptible(lambda: layer(pixels), slice_s=0.0, now_s=lambda: 0.0)
+
+    assert not computation.run_slice(), "before it"
+    assert computation.run_slice()
 
 
 def test_layers_on_a_gpu_are_enqueued_a_few_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from workers.agent.attachments import Attachments, AttachmentSet, Fetched
 from workers.agent.capacity import ServedModel
 from workers.agent.catalog_file import Assignment, CatalogFile
 from workers.agent.engine_supervisor import EngineSupervisor
-from workers.agent.environment import engine_environment
+from workers.agent.environment import allowed_environment
 from workers.agent.lineup import Lineup
 from workers.agent.outbox import LeasedJob, Outbox, retry_forever
 from workers.contract.announcements import Wishes, Workers
@@ -129,7 +129,7 @@ class Agent:
             environ=environ,
             report=self._on_report,
             keep_note=self._keep_note,
-            server_environ=engine_environment(environ, threads=None),
+            server_environ=allowed_environment(environ),
             server_devices=server_devices,
             changed=self._update_all,
         )

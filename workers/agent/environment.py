@@ -26,10 +26,22 @@ _SECRET: Final = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
 """Words in names that are excluded despite an allowed prefix, such as HF_TOKEN: engines read local
 files only."""
 
+_ALLOCATION: Final = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+}
+"""Lets the C library keep what is freed for what is allocated next. Otherwise it returns each block
+above 32 MB to the system, and every layer of a large picture waits for new pages."""
+
+
+def allowed_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a process of the worker inherits."""
+    return {name: value for name, value in environ.items() if _is_allowed(name)}
+
 
 def engine_environment(environ: Mapping[str, str], *, threads: int | None) -> dict[str, str]:
     """Return the environment of an engine process, with torch's number of threads."""
-    allowed = {name: value for name, value in environ.items() if _is_allowed(name)}
+    allowed = _ALLOCATION | allowed_environment(environ)
     if threads is not None:
         allowed["OMP_NUM_THREADS"] = allowed["MKL_NUM_THREADS"] = str(threads)
     return allowed

@@ -3,7 +3,8 @@
 The computation is a greenlet, as pipelines are (``cooperative_batching``): the library's forward
 passes stay as they are, hooks before their layers suspend it once its slice of time is over, and
 the next slice continues behind the same hook. The order of operations is unchanged, so results are
-equal bit by bit. A single operation is never interrupted; large attention on a CPU becomes several.
+equal bit by bit. A single operation is never interrupted; on a CPU, large attention and large
+convolutions become several.
 
 The modes of torch belong to the thread, not to the greenlet. A computation is therefore suspended
 only where they are those that it was started with: without gradients, and not in a region of
@@ -13,6 +14,7 @@ autocast or inference mode.
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Generic, TypeVar
@@ -30,12 +32,26 @@ of a stream waits less than 50 ms."""
 
 RowsT = TypeVar("RowsT")
 ResultT = TypeVar("ResultT")
-_CONVOLUTIONS: Final = (torch.nn.Conv2d, torch.nn.Conv3d)
+_OF_PICTURES: Final = (
+    torch.nn.Conv2d,
+    torch.nn.Conv3d,
+    torch.nn.GroupNorm,
+    torch.nn.SiLU,
+)
 _PART_QUERIES: Final = 768
 """Queries of a part of attention, for each thread. From this many on, torch's kernel for CPUs takes
 blocks of the same size however many there are, so parts are equal to the whole bit by bit."""
 _PRODUCTS_MIN: Final = 2**28
 """Products of queries and keys, some 10 ms of a core, from which attention is computed in parts."""
+_PART_PRODUCTS: Final = 2**29
+"""Products of a part of a convolution for each thread, some 10 ms."""
+_PRODUCTS_PER_NUMBER: Final = 128
+"""Products that take as long as to read or write a number."""
+_PART_NUMBERS_MIN: Final = 2**16
+"""Numbers that a part of a convolution reads at least. Of fewer, torch chooses another kernel."""
+_TESTED: Final = ("AVX2", "AVX512")
+"""Instruction sets with which parts of a convolution were found equal to the whole bit by bit."""
+_ONCE: Final = (1, (1, 1))
 
 
 class Interruptible(greenlet):
@@ -113,28 +129,32 @@ def add_hooks(module: torch.nn.Module, *, also: Sequence[torch.nn.Module] = ()) 
     on_cuda = any(weight.is_cuda for weight in module.parameters())
     hook = _pause_on_cuda if on_cuda else _pause
     if not on_cuda:
-        _interrupt_attention()
-    for layer in dict.fromkeys([*_layers(module, convolutions=not on_cuda), *also]):
+        _divide_operations()
+    for layer in dict.fromkeys([*_layers(module, of_pictures=not on_cuda), *also]):
         layer.register_forward_pre_hook(hook)
 
 
-def _layers(module: torch.nn.Module, *, convolutions: bool) -> Iterator[torch.nn.Module]:
+def _layers(module: torch.nn.Module, *, of_pictures: bool) -> Iterator[torch.nn.Module]:
     """Yield a network's layers at all depths, except for single operations within a layer.
 
-    Of these, only convolutions take long enough on a CPU: those of a large picture are most of the
+    Of these, only those ``of_pictures`` take long enough on a CPU: of a large one they are all the
     time of their layer, and decoders have them without layers.
     """
     for part in module.modules():
         if isinstance(part, torch.nn.ModuleList):
             yield from (layer for layer in part if layer is not None and any(layer.children()))
-        elif convolutions and isinstance(part, _CONVOLUTIONS):
+        elif of_pictures and isinstance(part, _OF_PICTURES):
             yield part
 
 
 @functools.cache
-def _interrupt_attention() -> None:
-    """Let attention on a CPU be interrupted. Libraries look the function up for each call."""
+def _divide_operations() -> None:
+    """Let the longest operations on a CPU be interrupted. Libraries look the functions up for each
+    call.
+    """
     F.scaled_dot_product_attention = functools.partial(_attend, F.scaled_dot_product_attention)
+    if torch.backends.cpu.get_cpu_capability() in _TESTED:
+        F.conv2d = functools.partial(_convolve, F.conv2d)
 
 
 def _attend(
@@ -190,6 +210,60 @@ def _parts(batch: int, heads: int, length: int) -> Iterator[tuple[slice, slice, 
             for start in starts:
                 end = length if start == starts[-1] else start + queries
                 yield slice(row, row + 1), slice(head, head + heads_each), slice(start, end)
+
+
+def _convolve(
+    whole: Callable[..., torch.Tensor],
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> torch.Tensor:
+    """Compute a convolution, in parts of whole rows with pauses between them if it takes long.
+
+    Only what decoders consist of is divided: for other sizes of kernels, the library chooses how it
+    multiplies by the size of the picture.
+    """
+    if (
+        not isinstance(getcurrent(), Interruptible)
+        or not input.is_cpu
+        or input.dtype != torch.float32
+        or input.ndim != 4
+        or weight.shape[2:] != (3, 3)
+        or stride not in _ONCE
+        or padding not in _ONCE
+        or dilation not in _ONCE
+        or groups != 1
+    ):
+        return whole(input, weight, bias, stride, padding, dilation, groups)
+    batch, channels, height, width = input.shape
+    made = weight.shape[0]
+    products = batch * width * (9 * channels * made + (channels + made) * _PRODUCTS_PER_NUMBER)
+    rows = max(
+        _PART_PRODUCTS * torch.get_num_threads() // products,
+        math.ceil(_PART_NUMBERS_MIN / (batch * channels * width)),
+    )
+    if height < 2 * rows:
+        return whole(input, weight, bias, stride, padding, dilation, groups)
+    convolved: torch.Tensor | None = None
+    starts = range(0, height - rows + 1, rows)  # the last part has the rest
+    for start in starts:
+        end = height if start == starts[-1] else start + rows
+        above, below = start == 0, end == height
+        read = input[:, :, start - (not above) : end + (not below)]
+        if above or below:
+            read = F.pad(read, (0, 0, above, below))
+        part = whole(read, weight, bias, 1, (0, 1))
+        if convolved is None:
+            order = torch.contiguous_format if part.is_contiguous() else torch.channels_last
+            convolved = torch.empty((batch, made, height, width), memory_format=order)
+        convolved[:, :, start:end] = part
+        _pause()
+    assert convolved is not None
+    return convolved
 
 
 def _pause(*_: Any) -> None:

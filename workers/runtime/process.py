@@ -71,6 +71,8 @@ _PARTIAL_MS: Final = 5
 _PR_SET_PDEATHSIG: Final = 1
 _LOAD_PAUSE_S: Final = 1.0
 """Time for running jobs between two loads. Without jobs, one load follows the other."""
+_IDLE_S: Final = 1.0
+"""Time without jobs after which freed memory is returned to the system."""
 _THREADS: Final = 4
 """Threads that read and write files beside the loop; they use no device and rarely hold the GIL."""
 
@@ -95,11 +97,13 @@ class Connection:
         with contextlib.suppress(BlockingIOError):  # the pipe is full of wakes
             os.write(self._wake_end, b"!")
 
-    def wait(self, seconds: float | None) -> None:
-        """Wait for a command or ``wake``, at most ``seconds``."""
-        for source, _ in self._readable.poll(None if seconds is None else seconds * 1000):
+    def wait(self, seconds: float | None) -> bool:
+        """Wait for a command or ``wake``, at most ``seconds``. Return whether there was one."""
+        readable = self._readable.poll(None if seconds is None else seconds * 1000)
+        for source, _ in readable:
             if source == self._wait_end:
                 os.read(self._wait_end, _READ_BYTES)
+        return bool(readable)
 
     def receive(self, *, wait: bool = False) -> list[Command]:
         """Return the commands received, with ``wait`` at least one. Raise ``EOFError`` at the end.
@@ -151,7 +155,7 @@ def serve(connection: Connection) -> None:
     next_load_s = 0.0
     while True:
         if not waiting and (patience_s := loop.patience_s) != 0.0:
-            connection.wait(patience_s)
+            _wait(connection, patience_s)
         _apply(loop, connection.receive(), connection, waiting, preload=preload)
         if waiting and (loop.idle or time.monotonic() >= next_load_s):
             _start(loop, waiting.pop(next(iter(waiting))), connection)
@@ -162,6 +166,15 @@ def serve(connection: Connection) -> None:
         if not loop.idle:
             report = loop.turn()
             connection.send(Stepped(loop.busy_us, tuple(report.events), tuple(report.outcomes)))
+
+
+def _wait(connection: Connection, patience_s: float | None) -> None:
+    """Wait for a command, without ``patience_s`` until one comes."""
+    if patience_s is None:
+        if connection.wait(_IDLE_S):
+            return
+        _trim()
+    connection.wait(patience_s)
 
 
 def _start(loop: StepLoop, spec: ModelSpec, connection: Connection) -> None:
