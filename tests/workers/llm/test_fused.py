@@ -39,17 +39,27 @@ def logits_of(path: Path, *, library: bool = False, **options: Any) -> torch.Ten
     return torch.cat(steps)
 
 
+def keep_weights(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_TRANSPOSED_MAX", 1 << 40 if order == "transposed" else 0)
+    monkeypatch.setattr(fused, "_PACKED_FROM", 1 if order == "packed" else 1 << 40)
+
+
+@pytest.fixture(params=["transposed", "packed"])
+def any_order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_weights(request.param, monkeypatch)
+
+
 @pytest.fixture
 def all_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "_PACKED_FROM", 1)
+    keep_weights("packed", monkeypatch)
 
 
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("order", ["transposed", "packed", "plain"])
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "phi3"])
 def test_logits_are_those_of_the_library(
-    family: str, packed: bool, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    family: str, order: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused, "_PACKED_FROM", 1 if packed else 1 << 40)
+    keep_weights(order, monkeypatch)
 
     found = logits_of(checkpoint(family))
 
@@ -79,7 +89,7 @@ def test_logits_are_those_of_the_library(
     ids=["biases", "tied head", "own head", "linear rope", "dynamic rope", "llama3 rope"],
 )
 def test_variants_are_those_of_the_library(
-    changes: dict[str, Any], tmp_path: Path, all_packed: None
+    changes: dict[str, Any], tmp_path: Path, any_order: None
 ) -> None:
     path = make_checkpoint("llama", tmp_path, **changes)
 
@@ -107,7 +117,7 @@ def test_another_activation_is_left_to_the_library(tmp_path: Path) -> None:
     assert not isinstance(decoder._model, fused.FusedModel)
 
 
-def test_weights_are_kept_once(checkpoint: Checkpoint, all_packed: None) -> None:
+def test_weights_are_kept_once(checkpoint: Checkpoint, any_order: None) -> None:
     spec = make_spec(checkpoint("llama"))
     weights = Weights(spec, read_options(spec))
     embedding = weights.model.get_input_embeddings().weight
@@ -122,6 +132,22 @@ def test_weights_are_kept_once(checkpoint: Checkpoint, all_packed: None) -> None
     kept = {name for name, count in left.items() if count}
     assert kept <= {"model.embed_tokens.weight", "lm_head.weight"}
     assert weights.model.get_input_embeddings().weight is embedding
+
+
+def test_weights_are_transposed_only_where_a_row_does_not_depend_on_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    multiply = torch.mm
+
+    def depend(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return multiply(x, weights) + (len(x) >= 192)
+
+    fused._is_shape_steady.cache_clear()
+    monkeypatch.setattr(torch, "mm", depend)
+    assert not fused._is_steady(torch.zeros(32, 16))
+    fused._is_shape_steady.cache_clear()
+    assert not fused._is_steady(torch.zeros(32, 16, dtype=torch.bfloat16))
+    assert not fused._is_steady(torch.zeros(32, 16, device="meta"))
 
 
 def test_products_need_no_packing(monkeypatch: pytest.MonkeyPatch) -> None:
