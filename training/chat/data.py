@@ -33,6 +33,7 @@ from training.chat.world import (
     how,
     identity,
     manners,
+    other,
     outside,
     pick,
     price,
@@ -57,7 +58,7 @@ NUMBERS: Final[list[str]] = FACTS["numbers"]
 
 def arithmetic(r: random.Random) -> Pair:
     kind = r.randrange(10)
-    if kind < 5:
+    if kind < 3:
         a, b = r.randrange(100), r.randrange(100)
         return Pair(
             r.choice(
@@ -303,6 +304,7 @@ def poem(r: random.Random) -> Pair:
 SOURCES: Final[tuple[tuple[Callable[[random.Random], Pair], int], ...]] = (
     (greeting, 4),
     (identity, 8),
+    (other, 5),
     (definition, 34),
     (price, 26),
     (price_sum, 2),
@@ -318,7 +320,7 @@ SOURCES: Final[tuple[tuple[Callable[[random.Random], Pair], int], ...]] = (
     (calendar, 3),
     (story, 2),
     (poem, 1),
-    (how, 26),
+    (how, 44),
     (manners, 3),
     (outside, 12),
     (json_answer, 8),
