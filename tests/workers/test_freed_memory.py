@@ -22,7 +22,8 @@ from workers.runtime.process import _trim
 def fill():
     torch.ones(100_000_000, dtype=torch.uint8)
 
-fill()
+for _ in range(5):  # an aligned block does not always fit into one of the same size
+    fill()
 before = _resident_bytes()
 fill()
 kept = _resident_bytes()
@@ -42,7 +43,7 @@ def test_large_blocks_are_kept_until_they_are_returned() -> None:
     )
 
     before, kept, returned = map(int, done.stdout.split())
-    assert abs(kept - before) < 10_000_000, "the second block takes the place of the first"
+    assert abs(kept - before) < 10_000_000, "a block takes the place of another"
     assert kept - returned > 90_000_000
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from workers.engines.llm import cache as cache_module
 from workers.engines.llm import varlen
 from workers.engines.llm.cache import CacheShape, ForwardTokens, GatherCache, SequenceInput
 from workers.engines.llm.varlen import VarlenCache, find_attention, make_cache
@@ -94,11 +95,17 @@ def _caches(shape: CacheShape) -> list[GatherCache | VarlenCache]:
     return [GatherCache(shape, CPU), VarlenCache(shape, CPU, read_in_place, 100)]
 
 
-@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize(("kind", "buffer"), [(0, 1 << 24), (0, 0), (1, 0)])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 3, 32), (4, 4, 16), (14, 2, 64)])
 def test_attention_over_scattered_blocks_equals_that_of_each_sequence_alone(
-    kind: int, heads: int, kv_heads: int, head_dim: int
+    kind: int,
+    buffer: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(cache_module, "_BUFFER_MAX", buffer)
     cache = _caches(_shape(kv_heads=kv_heads, head_dim=head_dim))[kind]
     tables = [[7, 3, 11], [2, 30, 5, 9], [20, 21, 22]]
     lengths = [40, 55, 33]

@@ -29,6 +29,8 @@ from workers.engines.llm.scheduling.blocks import ZERO_BLOCK
 from workers.engines.llm.vision.pictures import PictureInput
 
 IMPLEMENTATION: Final = "tollgate_paged"
+_BUFFER_MAX: Final = 1 << 24
+"""Maximum numbers of the buffer for the past of a step's rows in one layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +245,7 @@ class GatherCache(PagedCache[_GatherLayout]):
         parts = torch.arange(shape.parts * shape.kv_heads, device=device)
         self._parts = parts.view(shape.parts, -1)
         self._windows = {window for window in shape.windows if window is not None}
+        self._buffer: torch.Tensor | None = None
 
     def _allocate(self) -> torch.Tensor:
         shape = self.shape
@@ -254,6 +257,7 @@ class GatherCache(PagedCache[_GatherLayout]):
 
     def _free(self) -> None:
         del self._blocks, self._layers
+        self._buffer = None
 
     def lay_out(self, tokens: ForwardTokens) -> _GatherLayout:
         rows, columns = tokens.rows, tokens.columns
@@ -356,14 +360,24 @@ class GatherCache(PagedCache[_GatherLayout]):
     def _gather(
         self, stored: torch.Tensor, index: torch.Tensor, rows: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values, each ``(rows, kv_heads, window, head_dim)``."""
+        """Return keys and values, each ``(rows, kv_heads, window, head_dim)``. The next call
+        overwrites them."""
         shape = self.shape
-        parts = (
-            stored.view(-1, shape.block_tokens * shape.head_dim)
-            .index_select(0, index)
-            .view(shape.parts, rows, shape.kv_heads, -1, shape.head_dim)
-        )
+        taken = self._take(stored.view(-1, shape.block_tokens * shape.head_dim), index)
+        parts = taken.view(shape.parts, rows, shape.kv_heads, -1, shape.head_dim)
         return parts[0], parts[-1] if shape.latent is None else parts[0, ..., : shape.latent]
+
+    def _take(self, blocks: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Select blocks into a buffer, which takes half as long as into new memory."""
+        count, size = len(index), blocks.shape[1]
+        if count * size > _BUFFER_MAX:
+            return blocks.index_select(0, index)
+        if self._buffer is None or len(self._buffer) < count:
+            with torch.inference_mode(False):
+                self._buffer = torch.empty(
+                    2 * count, size, dtype=blocks.dtype, device=blocks.device
+                )
+        return torch.index_select(blocks, 0, index, out=self._buffer[:count])
 
 
 def _is_near(past: torch.Tensor, until: torch.Tensor, window: int) -> torch.Tensor:
