@@ -37,6 +37,7 @@ costs."""
 _PACKED_FROM: Final = 1 << 15
 """Minimum weights of a product to pack, if they are not kept transposed."""
 _ROWS_COMPARED: Final = (2, 4, 12, 64, 128, 200, 520, 2048)
+"""Numbers of rows beside which a row must have the same bits, up to the tokens of a step."""
 _COPIED_MAX: Final = 1 << 24
 """Maximum weights of a head that are kept twice, because the embedding is the same matrix."""
 _PACKING_ROWS: Final = 4
@@ -281,9 +282,8 @@ class _Product:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._transposed is not None:
-            if self._bias is not None:
-                return torch.addmm(self._bias, x, self._transposed)
-            return torch.mm(x, self._transposed)
+            product = torch.mm(x, self._transposed)
+            return product if self._bias is None else product + self._bias
         if self._packed is not None:
             out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
                 x, self._packed, self._bias, "none", [], ""
