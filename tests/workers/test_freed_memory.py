@@ -22,7 +22,7 @@ from workers.runtime.process import _trim
 def fill():
     torch.ones(100_000_000, dtype=torch.uint8)
 
-for _ in range(5):  # an aligned block does not always fit into one of the same size
+for _ in range(20):  # an aligned block does not always fit into one of the same size
     fill()
 before = _resident_bytes()
 fill()
