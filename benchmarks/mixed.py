@@ -272,7 +272,7 @@ class Traffic:
         total_s = time.monotonic() - started_s
         self._record(name, each, outcome, total_s)
         tokens_s = self._tokens_s.pop(request_id, [])
-        if name == "chat":  # not between the segments of a transcript
+        if name == "chat":  # not between the words of a transcript
             self.gaps_s += [b - a for a, b in itertools.pairwise(tokens_s)]
 
     def _record(self, name: str, each: Client, outcome: Outcome, total_s: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -268,6 +269,20 @@ class Event:
         type(self).device_is_at = max(self.device_is_at, self.number)
 
 
+def at_once_and_in_slices(
+    compute: Callable[[], torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return what is computed at once, the same interrupted wherever possible, and how often."""
+    with torch.no_grad():
+        whole = compute()
+    found: list[torch.Tensor] = []
+    slices = 0
+    computation = Interruptible(lambda: found.append(compute()), slice_s=0.0, now_s=lambda: 0.0)
+    while not computation.run_slice():
+        slices += 1
+    return whole, found[0], slices
+
+
 @pytest.mark.parametrize("mask", [None, "rows", "heads", "queries"])
 @pytest.mark.parametrize(
     ("length", "keys", "heads", "width"),
@@ -292,18 +307,10 @@ def test_attention_in_parts_is_equal_bit_by_bit(
         "heads": torch.randn(2, heads, 1, keys),
         "queries": torch.rand(length, keys) < 0.7,
     }
-    found: list[torch.Tensor] = []
+    whole, in_parts, slices = at_once_and_in_slices(
+        lambda: F.scaled_dot_product_attention(query, key, value, masks.get(mask or ""))
+    )
 
-    def attend() -> None:
-        found.append(F.scaled_dot_product_attention(query, key, value, masks.get(mask or "")))
-
-    attend()
-    slices = 0
-    computation = Interruptible(attend, slice_s=0.0, now_s=lambda: 0.0)
-    while not computation.run_slice():
-        slices += 1
-
-    whole, in_parts = found
     assert torch.equal(in_parts, whole)
     assert in_parts.stride() == whole.stride()
     assert slices >= 2
@@ -352,19 +359,9 @@ def test_a_convolution_in_parts_is_equal_bit_by_bit(
     layer = torch.nn.Conv2d(channels, made, 3, padding=1, bias=bias)
     interrupting.add_hooks(layer)
     pixels = torch.randn(batch, channels, height, width).contiguous(memory_format=order)
-    found: list[torch.Tensor] = []
 
-    def convolve() -> None:
-        found.append(layer(pixels))
+    whole, in_parts, slices = at_once_and_in_slices(lambda: layer(pixels))
 
-    with torch.no_grad():
-        convolve()
-    slices = 0
-    computation = Interruptible(convolve, slice_s=0.0, now_s=lambda: 0.0)
-    while not computation.run_slice():
-        slices += 1
-
-    whole, in_parts = found
     assert torch.equal(in_parts, whole)
     assert in_parts.stride() == whole.stride()
     assert slices >= 3

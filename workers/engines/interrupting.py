@@ -204,12 +204,17 @@ def _parts(batch: int, heads: int, length: int) -> Iterator[tuple[slice, slice, 
     """Yield rows, heads and queries of the parts of attention, each enough for all threads."""
     queries = _PART_QUERIES * torch.get_num_threads()
     heads_each = max(queries // length, 1)
-    starts = range(0, max(length - queries, 0) + 1, queries)  # the last part has the rest
     for row in range(batch):
         for head in range(0, heads, heads_each):
-            for start in starts:
-                end = length if start == starts[-1] else start + queries
+            for start, end in _spans(length, queries):
                 yield slice(row, row + 1), slice(head, head + heads_each), slice(start, end)
+
+
+def _spans(length: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each part, of ``size``; the last one has the rest as well."""
+    starts = range(0, max(length - size, 0) + 1, size)
+    for start in starts:
+        yield start, length if start == starts[-1] else start + size
 
 
 def _convolve(
@@ -249,9 +254,7 @@ def _convolve(
     if height < 2 * rows:
         return whole(input, weight, bias, stride, padding, dilation, groups)
     convolved: torch.Tensor | None = None
-    starts = range(0, height - rows + 1, rows)  # the last part has the rest
-    for start in starts:
-        end = height if start == starts[-1] else start + rows
+    for start, end in _spans(height, rows):
         above, below = start == 0, end == height
         read = input[:, :, start - (not above) : end + (not below)]
         if above or below:

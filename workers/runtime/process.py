@@ -169,7 +169,8 @@ def serve(connection: Connection) -> None:
 
 
 def _wait(connection: Connection, patience_s: float | None) -> None:
-    """Wait for a command, without ``patience_s`` until one comes."""
+    """Wait for a command, without ``patience_s`` until one comes; then nothing is computed, and
+    freed memory is returned."""
     if patience_s is None:
         if connection.wait(_IDLE_S):
             return

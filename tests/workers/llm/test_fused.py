@@ -40,11 +40,11 @@ def logits_of(path: Path, *, library: bool = False, **options: Any) -> torch.Ten
 
 
 def keep_weights(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "_TRANSPOSED_MAX", 1 << 40 if order == "transposed" else 0)
+    monkeypatch.setattr(fused, "_COLUMNS_MAX", 1 << 40 if order == "columns" else 0)
     monkeypatch.setattr(fused, "_PACKED_FROM", 1 if order == "packed" else 1 << 40)
 
 
-@pytest.fixture(params=["transposed", "packed"])
+@pytest.fixture(params=["columns", "packed"])
 def any_order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_weights(request.param, monkeypatch)
 
@@ -54,7 +54,7 @@ def all_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     keep_weights("packed", monkeypatch)
 
 
-@pytest.mark.parametrize("order", ["transposed", "packed", "plain"])
+@pytest.mark.parametrize("order", ["columns", "packed", "plain"])
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "phi3"])
 def test_logits_are_those_of_the_library(
     family: str, order: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
@@ -134,20 +134,21 @@ def test_weights_are_kept_once(checkpoint: Checkpoint, any_order: None) -> None:
     assert weights.model.get_input_embeddings().weight is embedding
 
 
-def test_weights_are_transposed_only_where_a_row_does_not_depend_on_others(
+def test_weights_are_kept_by_columns_only_where_a_row_does_not_depend_on_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    multiply = torch.mm
+    multiply = torch.nn.functional.linear
 
-    def depend(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        return multiply(x, weights) + (len(x) >= 192)
+    def depend(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        return multiply(x, *weights) + (len(x) >= 192)
 
     fused._is_shape_steady.cache_clear()
-    monkeypatch.setattr(torch, "mm", depend)
-    assert not fused._is_steady(torch.zeros(32, 16))
+    monkeypatch.setattr(torch.nn.functional, "linear", depend)
+    assert not fused._is_steady(torch.zeros(32, 16), None)
+    assert not fused._is_steady(torch.zeros(32, 16), torch.zeros(32))
     fused._is_shape_steady.cache_clear()
-    assert not fused._is_steady(torch.zeros(32, 16, dtype=torch.bfloat16))
-    assert not fused._is_steady(torch.zeros(32, 16, device="meta"))
+    assert not fused._is_steady(torch.zeros(32, 16, dtype=torch.bfloat16), None)
+    assert not fused._is_steady(torch.zeros(32, 16, device="meta"), None)
 
 
 def test_products_need_no_packing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,8 @@ library's.
 
 The library's modules launch some forty operations per layer, and a CPU's matrix product reorders
 the weights at every call. Here query, key and value are one product, and so are gate and up. On a
-CPU, the weights of small products are kept transposed, and those of large ones in the order in
-which oneDNN multiplies, so four rows cost little more than one. The weights are taken out of the
+CPU, the weights of small products are kept column by column, and those of large ones in the order
+in which oneDNN multiplies, so four rows cost little more than one. The weights are taken out of the
 library's modules, which cannot be called afterwards.
 """
 
@@ -31,13 +31,13 @@ FUSED_FAMILIES: tuple[str, ...] = (
     "Phi3ForCausalLM",
     *VISION_FAMILIES,
 )
-_TRANSPOSED_MAX: Final = 1 << 18
-"""Maximum weights of a product to keep transposed; for larger ones packing saves more than its call
-costs."""
+_COLUMNS_MAX: Final = 1 << 18
+"""Maximum weights of a product to keep column by column; for larger ones packing saves more than
+its call costs."""
 _PACKED_FROM: Final = 1 << 15
-"""Minimum weights of a product to pack, if they are not kept transposed."""
-_ROWS_COMPARED: Final = (2, 4, 12, 64, 128, 200, 520, 2048)
-"""Numbers of rows beside which a row must have the same bits, up to the tokens of a step."""
+"""Minimum weights of a product to pack, if they are not kept column by column."""
+_ROWS_COMPARED: Final = (2048, 520, 200, 128, 64, 12, 4, 2)
+"""Numbers of rows beside which a row must have the same bits: up to the tokens of a step."""
 _COPIED_MAX: Final = 1 << 24
 """Maximum weights of a head that are kept twice, because the embedding is the same matrix."""
 _PACKING_ROWS: Final = 4
@@ -262,7 +262,7 @@ class _Product:
     def __init__(self, layers: Sequence[Any], *, packs: bool = True, keeps: bool = False) -> None:
         """``packs``: whether weights can be packed. ``keeps``: whether the layers stay usable."""
         self._layers = [layer for layer in layers if not isinstance(layer, nn.Linear)]
-        self._weight = self._transposed = self._packed = self._bias = None
+        self._weight = self._packed = self._bias = None
         if self._layers:
             self._layers = list(layers)
             return
@@ -273,17 +273,14 @@ class _Product:
         if not keeps:
             for layer in layers:
                 layer.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
-        if packs and weight.numel() <= _TRANSPOSED_MAX and _is_steady(weight):
-            self._transposed = weight.detach().t().contiguous()
+        if packs and weight.numel() <= _COLUMNS_MAX and _is_steady(weight, self._bias):
+            self._weight = weight.detach().t().contiguous().t()
         elif packs and weight.numel() >= _PACKED_FROM and _packs(weight.device, weight.dtype):
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _PACKING_ROWS)
         else:
             self._weight = weight.detach()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._transposed is not None:
-            product = torch.mm(x, self._transposed)
-            return product if self._bias is None else product + self._bias
         if self._packed is not None:
             out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
                 x, self._packed, self._bias, "none", [], ""
@@ -295,20 +292,22 @@ class _Product:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
-def _is_steady(weight: torch.Tensor) -> bool:
-    """Whether the product with transposed weights gives a row the same bits beside any others."""
+def _is_steady(weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether a product by columns gives a row the same bits beside any number of others."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return False
-    return _is_shape_steady(*weight.shape, torch.get_num_threads())
+    return _is_shape_steady(*weight.shape, bias is not None, torch.get_num_threads())
 
 
 @functools.cache
-def _is_shape_steady(outputs: int, inputs: int, _threads: int) -> bool:
+def _is_shape_steady(outputs: int, inputs: int, has_bias: bool, _threads: int) -> bool:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(max(_ROWS_COMPARED), inputs, generator=generator)
-    transposed = torch.randn(inputs, outputs, generator=generator)
-    whole = torch.mm(x, transposed)
-    return all(torch.equal(torch.mm(x[:rows], transposed), whole[:rows]) for rows in _ROWS_COMPARED)
+    most, *fewer = _ROWS_COMPARED
+    x = torch.randn(most, inputs, generator=generator)
+    weight = torch.randn(inputs, outputs, generator=generator).t()
+    bias = torch.randn(outputs, generator=generator) if has_bias else None
+    whole = F.linear(x, weight, bias)
+    return all(torch.equal(F.linear(x[:rows], weight, bias), whole[:rows]) for rows in fewer)
 
 
 @functools.cache
