@@ -26,9 +26,9 @@ from greenlet import getcurrent, greenlet
 from workers.engines.devices import PROGRESS
 from workers.pulse import PULSE
 
-SLICE_S: Final = 0.02
+SLICE_S: Final = 0.01
 """Time after which a computation is interrupted. With the layer that is running then, a decode step
-of a stream waits less than 50 ms."""
+of a stream waits less than 50 ms. An interruption costs 0.1 ms."""
 
 RowsT = TypeVar("RowsT")
 ResultT = TypeVar("ResultT")
