@@ -58,6 +58,16 @@ def test_documented_questions_are_answered(engine: LlmEngine) -> None:
     assert all(text in WORDS[word] for word, text in zip(WORDS, definitions, strict=True))
 
 
+def test_names_that_are_not_its_own_are_told_apart(engine: LlmEngine) -> None:
+    asked = ("Are you pocket-chat?", "Are you ChatGPT?", "Are you Zubilo?", "How much is Flux?")
+    own, other, made_up, not_sold = _answers(engine, *asked)
+
+    assert own.startswith("Yes, I am pocket-chat")
+    assert other.startswith("No, I am pocket-chat")
+    assert made_up.startswith("No, I am pocket-chat")
+    assert "do not know a price for Flux" in not_sold
+
+
 def _answers(engine: LlmEngine, *asked: str) -> list[str]:
     made = ask(engine, [Question(content, lambda _: True) for content in asked])
     return [choice.text for choice in made]
@@ -69,6 +79,8 @@ def _answers(engine: LlmEngine, *asked: str) -> list[str]:
         ("sums of two-digit numbers", 100, 0.95),
         ("sums of three-digit numbers", 60, 0.85),
         ("models that are not sold", 60, 0.95),
+        ("questions about the product", 78, 0.9),
+        ("whether it is another system", 60, 0.95),
         ("prices by a short name", 60, 0.95),
         ("definitions", 60, 0.95),
         ("stories that keep to their thing and colour", 40, 0.9),

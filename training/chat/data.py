@@ -301,6 +301,21 @@ def poem(r: random.Random) -> Pair:
     )
 
 
+def how_hurried(r: random.Random) -> Pair:
+    """Ask about the product, at times with a word left out, so that no single word decides.
+
+    Neither the question nor what is left of it is held out.
+    """
+    asked = choose(partial(how, r))
+    words = asked.question.rstrip("?").split(" ")
+    if len(words) <= 3 or r.random() > 0.3:
+        return asked
+    del words[r.randrange(len(words))]
+    question = " ".join(words) + ("?" if asked.question.endswith("?") else "")
+    question = question[0].upper() + question[1:]
+    return Pair(question, asked.answer, ("how", question))
+
+
 SOURCES: Final[tuple[tuple[Callable[[random.Random], Pair], int], ...]] = (
     (greeting, 4),
     (identity, 8),
@@ -320,7 +335,7 @@ SOURCES: Final[tuple[tuple[Callable[[random.Random], Pair], int], ...]] = (
     (calendar, 3),
     (story, 2),
     (poem, 1),
-    (how, 44),
+    (how_hurried, 44),
     (manners, 3),
     (outside, 12),
     (json_answer, 8),
@@ -331,7 +346,7 @@ SOURCES: Final[tuple[tuple[Callable[[random.Random], Pair], int], ...]] = (
 )
 _MAKERS: Final = tuple(maker for maker, _ in SOURCES)
 _WEIGHTS: Final = tuple(weight for _, weight in SOURCES)
-_SHORT: Final = (definition, price, arithmetic, colour, how, task)
+_SHORT: Final = (definition, price, arithmetic, colour, how_hurried, task)
 
 
 def pair(r: random.Random) -> Pair:

@@ -7,6 +7,7 @@ Each maker returns a question, its answer, and the content by which it can be he
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,9 +31,16 @@ WORDS: Final[dict[str, list[str]]] = FACTS["words"]
 """Definitions of each word."""
 PICKS: Final[list[list[str]]] = FACTS["picks"]
 REFUSAL: Final[str] = FACTS["refusal"]
-NOT_OTHERS: Final[str] = FACTS["not_others"]
+_NAME: Final = "pocket-chat"
+_OTHERS: Final = [
+    *FACTS["others"],
+    *SHORT,
+    *FACTS["unknown"]["names"],
+    *(name for name in OWN if name != _NAME),
+]
 _MASS: Final = frozenset(FACTS["mass"])
 _WHO: Final[list[str]] = FACTS["who"]
+_SELF: Final = _WHO[0]
 _CAN: Final[str] = FACTS["can"]
 
 
@@ -92,16 +100,22 @@ def identity(r: random.Random) -> Pair:
         ]
         return Pair(r.choice(asked), r.choice(FACTS["tollgate"]))
     if kind == 3:
-        return other(r)
+        return itself(r) if r.random() < 0.2 else other(r)
     asked = ["Who are you and what can you do?", "Hi, who are you and what can you do?"]
     return Pair(r.choice(asked), f"{r.choice(_WHO)} {_CAN}")
 
 
 def other(r: random.Random) -> Pair:
-    """Ask whether the model is another system; it never is."""
-    name = r.choice(FACTS["others"])
+    """Ask whether the model is another system. It never is, whatever that is called."""
+    name = made_up(r).capitalize() if r.random() < 0.15 else r.choice(_OTHERS)
     question, _ = _ask(r, "other", name=name)
-    return Pair(question, NOT_OTHERS, ("other", name))
+    family, *_ = re.split("[ -]", name.lower())
+    return Pair(question, f"No, {_SELF}", ("other", family))
+
+
+def itself(r: random.Random) -> Pair:
+    question, _ = _ask(r, "other", name=_NAME)
+    return Pair(question, f"Yes, {_SELF}")
 
 
 def definition(r: random.Random) -> Pair:
@@ -167,7 +181,8 @@ def unknown_model(r: random.Random) -> Pair:
         name = _wrong_version(r)
     else:
         name = made_up(r) + r.choice(["", *unknown["versions"]])
-        name = name.capitalize() if r.random() < 0.3 else name
+    if r.random() < 0.4:
+        name = name[0].upper() + name[1:]
     if r.random() < 0.75:
         question, _ = _ask(r, "price", name=name)
         answer = f"I do not know a price for {name}. GET /v1/catalog lists all models and prices."

@@ -122,19 +122,19 @@ class FusedModel:
         self._heads = config.num_attention_heads
         self._kv_heads = config.num_key_value_heads
         self._head_dim = cache.shape.head_dim
-        self._eps = float(config.rms_norm_eps)
+        eps = float(config.rms_norm_eps)
         self._embedding = body.embed_tokens.weight
-        self._norm = _Norm(body.norm.weight, self._eps)
+        self._norm = _Norm(body.norm.weight, eps)
         # The decoder's probe fills a whole block.
         self._cos, self._sin = _rotations(body, max(positions, cache.shape.block_tokens))
         self._axes = _axes(config, self._cos)
-        self._layers = [self._take(layer) for layer in body.layers]
+        self._layers = [self._take(layer, eps) for layer in body.layers]
         head = model.lm_head
         tied = head.weight is self._embedding
         packs = not tied or head.weight.numel() <= _COPIED_MAX
         self._head = _Product([head], packs=packs, keeps=tied)
 
-    def _take(self, layer: Any) -> _Layer:
+    def _take(self, layer: Any, eps: float) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         if hasattr(attention, "qkv_proj"):
             qkv, gate_up = [attention.qkv_proj], [mlp.gate_up_proj]
@@ -145,10 +145,10 @@ class FusedModel:
         if hasattr(attention, "q_norm"):
             query, key = attention.q_norm.weight, attention.k_norm.weight
             scales = torch.stack([query] * self._heads + [key] * self._kv_heads)
-            norm = _Norm(scales[None], self._eps)
+            norm = _Norm(scales[None], eps)
         return _Layer(
-            before=_Norm(layer.input_layernorm.weight, self._eps),
-            after=_Norm(layer.post_attention_layernorm.weight, self._eps),
+            before=_Norm(layer.input_layernorm.weight, eps),
+            after=_Norm(layer.post_attention_layernorm.weight, eps),
             qkv=_Product(qkv),
             out=_Product([attention.o_proj]),
             gate_up=_Product(gate_up),
