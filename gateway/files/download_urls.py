@@ -10,10 +10,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import math
 import re
 import time
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from gateway.errors import Forbidden, Gone, NotFound
@@ -64,7 +65,7 @@ class UrlSigner:
 
     def until(self, moment: datetime) -> UrlSigner:
         """Return a signer whose URLs are valid until ``moment``, and at least ``valid_s``."""
-        left_s = int((moment - datetime.now(UTC)).total_seconds())
+        left_s = math.ceil(moment.timestamp() - time.time())
         return replace(self, valid_s=max(self.valid_s, left_s))
 
     def link(self, blob: BlobRef) -> DownloadUrl:

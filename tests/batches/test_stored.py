@@ -5,11 +5,14 @@ from __future__ import annotations
 import base64
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pytest
 
 from gateway.batches.stored import Form, StoredOutputs, place
+from gateway.files import download_urls
 from gateway.files.download_urls import UrlSigner
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import BlobRef
@@ -80,9 +83,14 @@ async def test_missing_or_damaged_outputs_are_given_by_url(tmp_path: Path) -> No
     assert [set(picture) for picture in data] == [{"url", "seed"}] * 2
 
 
-def test_urls_are_valid_until_a_moment_and_at_least_the_minimum(tmp_path: Path) -> None:
+@pytest.mark.parametrize("second", [0.0, 30.5, 59.97])
+def test_urls_are_valid_until_a_moment_and_at_least_the_minimum(
+    monkeypatch: pytest.MonkeyPatch, second: float
+) -> None:
     blob = BlobRef(KEY, 3, "0" * 64, "image/png")
-    now = datetime.now(UTC)
+    now = datetime(2026, 11, 29, 11, 17, tzinfo=UTC) + timedelta(seconds=second)
+    clock = SimpleNamespace(time=now.timestamp)
+    monkeypatch.setattr(download_urls, "time", clock)
 
     later = LINKS.until(now + timedelta(days=1)).link(blob).expires_at
     past = LINKS.until(now - timedelta(days=1)).link(blob).expires_at
