@@ -28,6 +28,7 @@ from training.chat.skills import (
 )
 from training.chat.world import (
     FACTS,
+    capitalised,
     definition,
     greeting,
     how,
@@ -312,7 +313,7 @@ def how_hurried(r: random.Random) -> Pair:
         return asked
     del words[r.randrange(len(words))]
     question = " ".join(words) + ("?" if asked.question.endswith("?") else "")
-    question = question[0].upper() + question[1:]
+    question = capitalised(question)
     return Pair(question, asked.answer, ("how", question))
 
 

@@ -60,6 +60,10 @@ def with_article(word: str) -> str:
     return f"an {word}" if word[0] in "aeiouA" or word in ("SLO", "H100", "H200") else f"a {word}"
 
 
+def capitalised(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
 def made_up(r: random.Random) -> str:
     """Make up a word, so that the model declines whatever it does not know."""
     return "".join(r.choice("bdfgklmnprstvz") + r.choice("aeiou") for _ in range(r.randint(2, 4)))
@@ -121,7 +125,7 @@ def itself(r: random.Random) -> Pair:
 def definition(r: random.Random) -> Pair:
     word = r.choice(list(WORDS))
     question, content = _ask(r, "definition", word, word=word, a=with_article(word))
-    return Pair(question[0].upper() + question[1:], r.choice(WORDS[word]), content)
+    return Pair(capitalised(question), r.choice(WORDS[word]), content)
 
 
 def price(r: random.Random) -> Pair:
@@ -182,7 +186,7 @@ def unknown_model(r: random.Random) -> Pair:
     else:
         name = made_up(r) + r.choice(["", *unknown["versions"]])
     if r.random() < 0.4:
-        name = name[0].upper() + name[1:]
+        name = capitalised(name)
     if r.random() < 0.75:
         question, _ = _ask(r, "price", name=name)
         answer = f"I do not know a price for {name}. GET /v1/catalog lists all models and prices."
